@@ -1,0 +1,40 @@
+"""Train PyTorch models on the machines and the network you already have.
+
+Importing this package does no work and does not import PyTorch; the names below are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import CheckpointError, HostError, InputError, PacelineError, RunFailed, WorldError
+
+if TYPE_CHECKING:
+    from paceline.train.batches import Batches
+    from paceline.train.run import Run, init
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Batches",
+    "CheckpointError",
+    "HostError",
+    "InputError",
+    "PacelineError",
+    "Run",
+    "RunFailed",
+    "WorldError",
+    "__version__",
+    "init",
+]
+
+_HOMES = {"Batches": "paceline.train.batches", "Run": "paceline.train.run", "init": "paceline.train.run"}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(home), name)

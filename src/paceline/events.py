@@ -1,0 +1,147 @@
+"""What happened in a run: frozen records, one JSON line each.
+
+A rank writes them to the descriptor that `PACELINE_EVENT_FD` names; the agent adds the rank; the driver keeps them all
+in `events.jsonl` in the run's folder. Standard library only: this module runs on every host.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+SCHEMA_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Event:
+    """The base of all records; `kind` is the name on the wire."""
+
+    kind: ClassVar[str] = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunStarted(Event):
+    """Sent once, before the first rank starts."""
+
+    kind: ClassVar[str] = "run_started"
+    run_id: str
+    command: tuple[str, ...]
+    hosts: tuple[str, ...]
+    num_ranks: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RankStarted(Event):
+    """A rank's process exists."""
+
+    kind: ClassVar[str] = "rank_started"
+    rank: int
+    host: str
+    pid: int
+    attempt: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RankRaised(Event):
+    """The script of a rank ended with an exception. `summary` is its last line."""
+
+    kind: ClassVar[str] = "rank_raised"
+    summary: str
+    traceback: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RankFinished(Event):
+    """The script of a rank came to its end by itself; what the interpreter does afterwards can't fail the run."""
+
+    kind: ClassVar[str] = "rank_finished"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RankExited(Event):
+    """A rank's process has ended; `exit_code` is negative for a signal."""
+
+    kind: ClassVar[str] = "rank_exited"
+    rank: int
+    host: str
+    exit_code: int
+    attempt: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Logged(Event):
+    """`run.log(...)`: values already reduced over all ranks; sent by rank 0 only."""
+
+    kind: ClassVar[str] = "logged"
+    step: int
+    values: Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Progress(Event):
+    """Totals of one rank since it started, sent about once a second and at the end."""
+
+    kind: ClassVar[str] = "progress"
+    steps: int
+    samples: int
+    busy_s: float
+    """Seconds since the first step began."""
+    sync_wait_s: float | None
+    """Seconds in which this rank did nothing but wait for gradients; None where that can't be measured."""
+    sent_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointSaved(Event):
+    """A whole checkpoint is on disk under its final name; sent by rank 0 only."""
+
+    kind: ClassVar[str] = "checkpoint_saved"
+    step: int
+    path: str
+    num_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunEnded(Event):
+    """The last record. `exit_code` is that of the command."""
+
+    kind: ClassVar[str] = "run_ended"
+    exit_code: int
+    headline: str
+
+
+_KINDS: dict[str, type[Event]] = {cls.kind: cls for cls in Event.__subclasses__()}
+
+
+def to_record(event: Event) -> dict[str, Any]:
+    """The event as a JSON object, with its kind and the schema version."""
+    fields = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+    return {"v": SCHEMA_VERSION, "kind": event.kind, **fields}
+
+
+def from_record(record: Mapping[str, Any]) -> Event | None:
+    """The event in a JSON object, or None for one that this version does not know."""
+    cls = _KINDS.get(str(record.get("kind")))
+    if cls is None:
+        return None
+    names = {field.name for field in dataclasses.fields(cls)}
+    try:
+        return cls(**{name: value for name, value in record.items() if name in names})
+    except TypeError:
+        return None
+
+
+def emit(event: Event, environ: Mapping[str, str] = os.environ) -> None:
+    """From inside a rank: tell the agent. Does nothing when the process was not started by `paceline run`."""
+    descriptor = environ.get("PACELINE_EVENT_FD")
+    if descriptor is None:
+        return
+    line = json.dumps(to_record(event), separators=(",", ":")) + "\n"
+    try:
+        os.write(int(descriptor), line.encode())
+    except (OSError, ValueError):
+        # The agent is gone, or a wrapper closed the descriptor: the rank must not die of it.
+        return
