@@ -13,7 +13,7 @@ def format_bytes(num_bytes: float) -> str:
 
 def format_duration(duration_s: float) -> str:
     """75.2 -> '1m15s'; below ten seconds with one decimal."""
-    if duration_s < 10:
+    if duration_s < 9.95:  # from there on it would round to 10.0
         return f"{duration_s:.1f}s"
     minutes, seconds = divmod(round(duration_s), 60)
     hours, minutes = divmod(minutes, 60)
