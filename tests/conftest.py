@@ -16,8 +16,7 @@ import police
 
 # Tier -> seconds that one test of it may take before it is listed.
 TIERS = {"pure": 1.0, "ranks": 10.0, "launcher": 10.0, "lab": 30.0}
-# Where even the time limit's signal can't reach (a call into C that doesn't return), the process ends, with all
-# stacks.
+# Where even the time limit's signal can't reach (in a C call that hangs), the process ends with all stacks.
 HARD_LIMIT_GRACE_S = 20.0
 
 os.environ[police.MARK] = str(os.getpid())

@@ -1,8 +1,8 @@
 """What a test may not leave behind: processes, threads, descriptors, variables, files, a process group.
 
 A snapshot is taken before and after each test (`tests/conftest.py`); what only the second one has fails the
-test. Session fixtures that a test asks for by name are set up before the first snapshot, so what they start is no
-leak. What such a fixture starts later (a pool that respawns a dead rank) is declared where it is started:
+test. Session fixtures that a test asks for by name are set up before the first snapshot: what they start is
+no leak. What such a fixture starts later (a pool that respawns a dead rank) is declared where it is started:
 
     with police.lasting():
         self._start_rank(2)
