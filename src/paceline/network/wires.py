@@ -71,8 +71,8 @@ def choose_wires(
 def find_wires(candidates: Candidates, results: Iterable[DialResult]) -> tuple[Wire, ...] | None:
     """The best complete choice that these results allow, or None.
 
-    Better is: the worst tier in use is lower; all in one subnet; the slowest link faster; the round trip
-    shorter by at least a millisecond (less is noise); first in the hosts' own order. The results may come in any order.
+    Better is: the worst tier in use is lower; all in one subnet; the slowest link faster; the round trip at least
+    a millisecond shorter (less is noise); first in the hosts' own order. The results may come in any order.
     """
     best = _by_dial(results)
     works = {key for key, result in best.items() if result.outcome == probe.OK}
