@@ -1,0 +1,29 @@
+"""The command line: parse, call, render. No torch, no work at import."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from paceline.cli.run import run
+from paceline.errors import PacelineError
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}, no_args_is_help=True)(
+    run
+)
+
+
+@app.callback()
+def paceline() -> None:
+    """Train PyTorch models on the machines and the network you already have."""
+
+
+def main() -> None:
+    """The entry point of the `paceline` command: an error of ours is one message, without a traceback."""
+    try:
+        app()
+    except PacelineError as error:
+        print(f"paceline: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,381 @@
+"""The agent: one process per host, started by the driver over the channel that is its stdin and stdout.
+
+The channel is the lease. When it closes, or nothing is heard for `lease_s`, the agent ends every process of the run on
+this host and exits. A watchdog, forked at the start, does the same if the agent itself is killed.
+Standard library only; one thread; every wait has an end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+
+from paceline.launch import protocol, receive
+from paceline.launch.facts import gather_facts, state_folder
+from paceline.launch.process import Ending, RankProcess, find_marked, kernel_says, send_signal, start_rank
+from paceline.network.probe import Listener, dial
+
+OUTBOX_LIMIT_BYTES = 8 << 20
+"""Above this the ranks' output is not read, so that a slow channel slows the ranks down instead of filling memory."""
+END_GRACE_S = 2.0
+"""How long ranks get between SIGTERM and SIGKILL when there is no driver left to ask."""
+_LONGEST_SLEEP_S = 0.5
+
+
+class Agent:
+    """Serves one driver until the channel ends."""
+
+    def __init__(self, in_fd: int, out_fd: int) -> None:
+        self._in_fd, self._out_fd = in_fd, out_fd
+        self._selector = selectors.DefaultSelector()
+        self._decoder = protocol.Decoder()
+        self._outbox = bytearray()
+        self._setup = protocol.Setup(run_id="", host_index=0, host_name="", lease_s=30.0, heartbeat_s=1.0)
+        self._last_heard_s = self._last_sent_s = time.monotonic()
+        self._ranks: dict[int, RankProcess] = {}
+        self._ending: Ending | None = None
+        self._must_exit = ""
+        self._copies: dict[str, receive.ProjectCopy] = {}
+        self._listener: Listener | None = None
+        self._held_port: socket.socket | None = None
+        self._watchdog_fd: int | None = None
+        self._handlers: dict[type[protocol.Message], Callable[..., None]] = {
+            protocol.Setup: self._on_setup,
+            protocol.Heartbeat: lambda message: None,
+            protocol.Listen: self._on_listen,
+            protocol.Dial: self._on_dial,
+            protocol.FindToken: self._on_find_token,
+            protocol.OfferFiles: self._on_offer_files,
+            protocol.HoldPort: self._on_hold_port,
+            protocol.StartRanks: self._on_start_ranks,
+            protocol.StopRanks: self._on_stop_ranks,
+        }
+
+    @property
+    def _lease(self) -> str:
+        return f"{self._setup.run_id}/{self._setup.host_index}"
+
+    def serve(self) -> None:
+        """Until the channel closes, the lease runs out or a signal comes; then end everything and return."""
+        wake_fd = self._catch_signals()
+        os.set_blocking(self._in_fd, False)
+        os.set_blocking(self._out_fd, False)
+        self._selector.register(self._in_fd, selectors.EVENT_READ, self._read_channel)
+        self._selector.register(wake_fd, selectors.EVENT_READ, lambda: os.read(wake_fd, 4096))
+        facts = dataclasses.asdict(gather_facts())
+        self._send(
+            protocol.Hello(protocol_version=protocol.PROTOCOL_VERSION, monotonic_s=time.monotonic(), facts=facts)
+        )
+        while not self._must_exit:
+            self._turn()
+        self._end_everything()
+
+    def _turn(self) -> None:
+        """One round: wait for something to happen, deal with it, and with what time has brought."""
+        self._flush()
+        timeout_s = 0.05 if self._ending else min(self._setup.heartbeat_s, _LONGEST_SLEEP_S)
+        for key, _ in self._selector.select(timeout_s):
+            key.data()
+        now = time.monotonic()
+        self._reap(now)
+        if self._ending and self._ending.step(now):
+            self._ending = None
+            self._forget_ranks()
+            self._send(protocol.AllStopped())
+        if now - self._last_sent_s >= self._setup.heartbeat_s:
+            self._send(protocol.Heartbeat())
+        if now - self._last_heard_s > self._setup.lease_s:
+            self._must_exit = f"nothing heard from the driver for {self._setup.lease_s:.0f} s"
+
+    # The channel
+
+    def _read_channel(self) -> None:
+        try:
+            data = os.read(self._in_fd, 1 << 18)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._must_exit = "the channel is closed"
+            return
+        self._last_heard_s = time.monotonic()
+        for message, payload in self._decoder.feed(data):
+            self._handle(message, payload)
+
+    def _handle(self, message: protocol.Message, payload: bytes) -> None:
+        try:
+            if isinstance(message, protocol.FileData):
+                self._on_file_data(message, payload)
+            else:
+                self._handlers[type(message)](message)
+        except (OSError, ValueError) as error:
+            self._send(_problem(error))
+
+    def _send(self, message: protocol.Message, payload: bytes = b"") -> None:
+        self._outbox += protocol.encode(message, payload)
+        self._last_sent_s = time.monotonic()
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._outbox:
+                sent = os.write(self._out_fd, self._outbox[: 1 << 18])
+                del self._outbox[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._must_exit = "the channel is closed"
+        self._watch(self._out_fd, bool(self._outbox) and not self._must_exit, selectors.EVENT_WRITE, self._flush)
+        readable = len(self._outbox) < OUTBOX_LIMIT_BYTES
+        for rank in self._ranks.values():
+            for descriptor, stream in rank.streams.items():
+                reader = self._reader(rank, descriptor, stream)
+                self._watch(descriptor, readable, selectors.EVENT_READ, reader)
+
+    def _watch(self, descriptor: int, wanted: bool, event: int, handler: Callable[[], object]) -> None:
+        watched = descriptor in self._selector.get_map()
+        if wanted and not watched:
+            self._selector.register(descriptor, event, handler)
+        elif watched and not wanted:
+            self._selector.unregister(descriptor)
+
+    # What the driver asks
+
+    def _on_setup(self, message: protocol.Setup) -> None:
+        self._setup = message
+        self._watchdog_fd = start_watchdog(self._lease)
+
+    def _on_listen(self, message: protocol.Listen) -> None:
+        self._listener = Listener(message.addresses, message.nonce, self._setup.host_index)
+        self._send(protocol.Listening(ports=[list(pair) for pair in self._listener.ports.items()]))
+
+    def _on_dial(self, message: protocol.Dial) -> None:
+        targets = [(str(a), int(host), str(b), int(port)) for a, host, b, port in message.targets]
+        results = dial(targets, message.nonce, message.timeout_s)
+        self._send(protocol.Dialled(results=[list(result) for result in results]))
+
+    def _on_find_token(self, message: protocol.FindToken) -> None:
+        try:
+            with open(message.path, encoding="utf-8") as file:
+                found = file.read() == message.token
+        except OSError:
+            found = False
+        self._send(protocol.TokenFound(found=found))
+
+    def _on_offer_files(self, message: protocol.OfferFiles) -> None:
+        base = os.path.join(state_folder(), "projects")
+        copy = receive.ProjectCopy(base, message.project)
+        self._copies[message.project] = copy
+        paths = copy.missing(message.entries)
+        digest = "" if paths else copy.digest()
+        self._send(protocol.MissingFiles(folder=copy.folder, paths=paths, digest=digest))
+
+    def _on_file_data(self, message: protocol.FileData, payload: bytes) -> None:
+        copy = self._copies.get(message.project)
+        if copy is None:
+            return  # it could not be written, and the driver has been told
+        try:
+            copy.write(message.path, payload, last=message.last_of_file)
+        except OSError:
+            self._copies.pop(message.project).close()
+            raise
+        if message.last_of_all:
+            self._send(protocol.Shipped(folder=copy.folder, digest=copy.digest()))
+
+    def _on_hold_port(self, message: protocol.HoldPort) -> None:
+        if self._held_port is not None:
+            self._held_port.close()
+        self._held_port = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        # Bound but not listening: nobody else gets this port, while rank 0, which also sets SO_REUSEADDR, may.
+        self._held_port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._held_port.bind(("", message.port))
+            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                trial.bind(("", self._held_port.getsockname()[1]))
+        except (OSError, OverflowError) as error:
+            self._send(protocol.PortHeld(port=0, holder=str(error)))
+            return
+        self._send(protocol.PortHeld(port=self._held_port.getsockname()[1], holder=""))
+
+    def _on_start_ranks(self, message: protocol.StartRanks) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        for spec in message.ranks:
+            rank = start_rank(spec)
+            self._ranks[rank.rank] = rank
+            self._send(protocol.RankBegan(rank=rank.rank, pid=rank.pid))
+        self._flush()
+
+    def _on_stop_ranks(self, message: protocol.StopRanks) -> None:
+        now = time.monotonic()
+        if self._ending is None:
+            self._ending = Ending(self._lease, self._ranks.values(), grace_s=message.grace_s, now=now)
+        else:
+            self._ending.hasten(grace_s=message.grace_s, now=now)
+
+    # The ranks
+
+    def _reader(self, rank: RankProcess, descriptor: int, stream: str) -> Callable[[], None]:
+        def read() -> None:
+            self._read_rank(rank, descriptor, stream)
+
+        return read
+
+    def _read_rank(self, rank: RankProcess, descriptor: int, stream: str) -> bool:
+        """One piece of what a rank wrote; False when there is none now."""
+        try:
+            data = os.read(descriptor, 1 << 16)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._watch(descriptor, False, selectors.EVENT_READ, self._flush)
+            rank.streams.pop(descriptor, None)
+            _close_stream(rank, descriptor)
+            return False
+        if stream == "events":
+            self._pass_events(rank, data)
+        else:
+            self._send(protocol.Output(rank=rank.rank, stream=stream), data)
+        return True
+
+    def _pass_events(self, rank: RankProcess, data: bytes) -> None:
+        *lines, rank.unfinished_line = (rank.unfinished_line + data).split(b"\n")
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                record = json.loads(line)
+                self._send(protocol.RankSaid(rank=rank.rank, at_s=time.monotonic(), record=record))
+
+    def _reap(self, now: float) -> None:
+        for rank in self._ranks.values():
+            if rank.ended or rank.process.poll() is None:
+                continue
+            rank.ended = True
+            for descriptor, stream in list(rank.streams.items()):
+                while descriptor in rank.streams and self._read_rank(rank, descriptor, stream):
+                    pass
+            exit_code = rank.process.returncode
+            words = kernel_says(rank.pid) if exit_code == -signal.SIGKILL else ""
+            self._send(protocol.RankEnded(rank=rank.rank, exit_code=exit_code, at_s=now, kernel_says=words))
+
+    def _forget_ranks(self) -> None:
+        self._reap(time.monotonic())
+        for rank in self._ranks.values():
+            for descriptor in list(rank.streams):
+                self._watch(descriptor, False, selectors.EVENT_READ, self._flush)
+                _close_stream(rank, descriptor)
+        self._ranks.clear()
+
+    # The end
+
+    def _catch_signals(self) -> int:
+        """SIGCHLD wakes the loop; the signals that ask a process to end make the agent end the run on this host."""
+        read_fd, write_fd = os.pipe()
+        os.set_blocking(read_fd, False)
+        os.set_blocking(write_fd, False)
+        signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        return read_fd
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self._must_exit = f"got {signal.Signals(number).name}"
+
+    def _end_everything(self) -> None:
+        now = time.monotonic()
+        ending = self._ending or Ending(self._lease, self._ranks.values(), grace_s=END_GRACE_S, now=now)
+        ending.hasten(grace_s=END_GRACE_S, now=now)
+        while not ending.step(time.monotonic()):
+            time.sleep(0.05)
+        for copy in self._copies.values():
+            copy.close()
+        if self._watchdog_fd is not None:
+            os.write(self._watchdog_fd, b"done")
+
+
+def _close_stream(rank: RankProcess, descriptor: int) -> None:
+    for file in (rank.process.stdout, rank.process.stderr):
+        if file is not None and not file.closed and file.fileno() == descriptor:
+            file.close()
+            return
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+
+
+def _problem(error: OSError | ValueError) -> protocol.Problem:
+    if isinstance(error, OSError) and error.strerror:
+        where = f": {error.filename}" if error.filename else ""
+        return protocol.Problem(message=f"{error.strerror}{where}", hint=_HINTS.get(error.errno or 0, ""))
+    return protocol.Problem(message=str(error), hint="")
+
+
+_HINTS = {
+    28: "make room on that disk, or set XDG_STATE_HOME there to a folder on another one",  # ENOSPC
+    122: "make room within that user's quota",  # EDQUOT
+    2: "check the path; with --no-ship the project must lie at the same path on every host",  # ENOENT
+}
+
+
+def start_watchdog(lease: str) -> int:
+    """Fork a process that waits for the agent's death, however it comes, and then ends what carries the lease.
+
+    Returns the descriptor whose closing is the signal; writing to it first says that all is well.
+    """
+    read_fd, write_fd = os.pipe()
+    if os.fork():
+        os.close(read_fd)
+        return write_fd
+    try:
+        os.setsid()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        signal.set_wakeup_fd(-1)
+        # The channel must close when the agent dies, so no copy of its ends may live on here.
+        os.dup2(read_fd, 0)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        os.closerange(3, 1024)
+        if not os.read(0, 16):
+            _sweep(lease)
+    finally:
+        os._exit(0)
+    return -1
+
+
+def _sweep(lease: str) -> None:
+    term_until = time.monotonic() + END_GRACE_S
+    give_up_at = term_until + 10.0
+    number = signal.SIGTERM
+    while (remaining := find_marked(lease)) and time.monotonic() < give_up_at:
+        send_signal(remaining, number)
+        time.sleep(0.2)
+        if time.monotonic() >= term_until:
+            number = signal.SIGKILL
+
+
+def main() -> None:
+    """Take over stdin and stdout as the channel; nothing else may write there."""
+    in_fd, out_fd = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    os.write(out_fd, protocol.MARKER)
+    agent = Agent(in_fd, out_fd)
+    agent.serve()
+    sys.stderr.flush()
+    os._exit(0)

@@ -1,0 +1,157 @@
+"""All hosts of a run at once: open the channels, ask every host the same kind of question, keep the line alive."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from paceline.cluster.spec import Host
+from paceline.errors import HostError, PacelineError
+from paceline.launch import bootstrap, protocol
+from paceline.launch.facts import Facts
+from paceline.launch.transport import Channel, Closed, Inbox, Received, Signalled, open_channel
+
+HEARTBEAT_S = 1.0
+HOST_SILENCE_LIMIT_S = 7.0
+"""A host that was not heard for this long is gone."""
+LEASE_S = 12.0
+"""A host that has not heard the driver for this long ends the run on its side."""
+START_LIMIT_S = 30.0
+"""For ssh, the agent's start and the host's facts."""
+
+M = TypeVar("M", bound=protocol.Message)
+
+
+class InterruptedEarly(PacelineError):
+    """A signal came before the first rank was started."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__("stopped before the ranks were started")
+        self.number = number
+        self.exit_code = 128 + number
+
+
+class Hosts:
+    """The open channels to the hosts of one run."""
+
+    def __init__(self, hosts: Sequence[Host], inbox: Inbox) -> None:
+        self.hosts = hosts
+        self.inbox = inbox
+        self.channels: list[Channel] = []
+        self.clock_offset_s: list[float] = [0.0] * len(hosts)
+        """Add it to a host's monotonic time to get the driver's."""
+        self._stop_heart = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
+
+    def open(self, run_id: str, pythons: Sequence[str]) -> list[Facts]:
+        """Start an agent on every host; the facts of each. Raises HostError with a line for each host that failed."""
+        digest, data = bootstrap.pack_runtime()
+        first_bytes = bootstrap.first_bytes(digest, data)
+        failures: list[HostError] = []
+        for index, (host, python) in enumerate(zip(self.hosts, pythons, strict=True)):
+            try:
+                self.channels.append(open_channel(index, host, python, first_bytes, self.inbox))
+            except HostError as error:
+                failures.append(error)
+        if failures:
+            raise _together(failures)
+        hellos = self._gather(protocol.Hello, START_LIMIT_S, "start the agent")
+        for index, (hello, at_s) in hellos.items():
+            self.clock_offset_s[index] = at_s - hello.monotonic_s
+        for index, channel in enumerate(self.channels):
+            setup = protocol.Setup(
+                run_id=run_id,
+                host_index=index,
+                host_name=self.hosts[index].name,
+                lease_s=LEASE_S,
+                heartbeat_s=HEARTBEAT_S,
+            )
+            channel.send(setup)
+        self._heart.start()
+        return [Facts(**hellos[index][0].facts) for index in range(len(self.hosts))]
+
+    def ask(
+        self, questions: Mapping[int, protocol.Message], answer: type[M], *, timeout_s: float, doing: str
+    ) -> dict[int, M]:
+        """Send each host its question and wait for all answers. Raises HostError naming the hosts that failed."""
+        for index, question in questions.items():
+            self.channels[index].send(question)
+        return self.gather(answer, questions, timeout_s=timeout_s, doing=doing)
+
+    def gather(self, answer: type[M], indices: Mapping[int, object], *, timeout_s: float, doing: str) -> dict[int, M]:
+        """Wait for one answer of each of these hosts."""
+        answers = self._gather(answer, timeout_s, doing, set(indices))
+        return {index: message for index, (message, _) in answers.items()}
+
+    def _gather(
+        self, answer: type[M], timeout_s: float, doing: str, wanted: set[int] | None = None
+    ) -> dict[int, tuple[M, float]]:
+        waiting = set(range(len(self.hosts))) if wanted is None else set(wanted)
+        answers: dict[int, tuple[M, float]] = {}
+        failures: dict[int, HostError] = {}
+        deadline = time.monotonic() + timeout_s
+        while waiting:
+            try:
+                received = self.inbox.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                for index in waiting:
+                    text = f"{self.hosts[index].name}: no answer within {timeout_s:.0f} s when asked to {doing}"
+                    failures[index] = HostError(text, hint=f"try: ssh {self.hosts[index].ssh_destination} true")
+                break
+            match received:
+                case Signalled():
+                    raise InterruptedEarly(received.number)
+                case Closed():
+                    failures[received.host_index] = received.reason
+                    waiting.discard(received.host_index)
+                case Received():
+                    if isinstance(received.message, answer):
+                        answers[received.host_index] = (received.message, received.at_s)
+                        waiting.discard(received.host_index)
+                    elif isinstance(received.message, protocol.Problem):
+                        problem = received.message
+                        text = f"{self.hosts[received.host_index].name}: cannot {doing}: {problem.message}"
+                        failures[received.host_index] = HostError(text, hint=problem.hint or None)
+                        waiting.discard(received.host_index)
+        if failures:
+            raise _together([failures[index] for index in sorted(failures)])
+        return answers
+
+    def close(self) -> None:
+        """Close every channel, which ends everything on every host; all at the same time."""
+        self._stop_heart.set()
+        closers = [threading.Thread(target=channel.close) for channel in self.channels]
+        for closer in closers:
+            closer.start()
+        for closer in closers:
+            closer.join()
+        if self._heart.is_alive():
+            self._heart.join()
+
+    def _beat(self) -> None:
+        while not self._stop_heart.wait(HEARTBEAT_S):
+            for channel in self.channels:
+                if channel.waiting < 2:  # else it is being written to, or stuck: more would only pile up
+                    channel.send(protocol.Heartbeat())
+
+
+@contextlib.contextmanager
+def open_hosts(hosts: Sequence[Host], inbox: Inbox) -> Iterator[Hosts]:
+    """The channels are closed, and so everything on the hosts is ended, whatever happens."""
+    opened = Hosts(hosts, inbox)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def _together(failures: Sequence[HostError]) -> HostError:
+    if len(failures) == 1:
+        return failures[0]
+    lines = [f"{len(failures)} hosts can't take part"]
+    lines += [f"  {failure.message}" + (f"\n    {failure.hint}" if failure.hint else "") for failure in failures]
+    return HostError("\n".join(lines))

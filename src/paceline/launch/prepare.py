@@ -1,0 +1,270 @@
+"""From what the user asked for to a run that is ready to start: facts, comparison, wires, the project on every host.
+
+Each step returns what was decided and why; nothing is started here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import secrets
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from paceline.cluster.spec import resolve_slots
+from paceline.errors import HostError
+from paceline.launch import bootstrap, protocol, ship
+from paceline.launch.compare import Difference, compare_facts
+from paceline.launch.environment import HostPlan, RunPlan, choose_num_threads
+from paceline.launch.facts import Facts
+from paceline.launch.hosts import Hosts
+from paceline.launch.options import RunOptions
+from paceline.launch.transport import is_this_machine
+from paceline.launch.wiring import find_wires
+from paceline.network.wires import Wire
+from paceline.units import format_bytes
+
+SHIP_LIMIT_S = 600.0
+_WORKER = "from paceline.train.worker import main; main()"
+_OFTEN_MEANT = ("NCCL_", "TORCH", "PYTORCH_", "OMP_", "GLOO_", "CUDA_", "HF_", "WANDB_", "PYTHONPATH", "LD_LIBRARY_PATH")  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reason:
+    """An automatic choice and why it was made."""
+
+    what: str
+    why: str
+    worth_saying: bool = False
+    """At the start of every run; the others are for --dry-run."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A run that can start."""
+
+    plan: RunPlan
+    facts: tuple[Facts, ...]
+    wires: tuple[Wire, ...]
+    reasons: tuple[Reason, ...]
+    commands: tuple[list[str], ...]
+    """The command of every rank, per host."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Where a host finds the project."""
+
+    cwd: str
+    script: str | None
+    why: str
+
+
+def choose_pythons(options: RunOptions) -> list[str]:
+    """The interpreter of each host: its own `python=`, `--python`, or the path of the one that runs this."""
+    return [host.python or options.python or sys.executable for host in options.hosts]
+
+
+def prepare(hosts: Hosts, options: RunOptions, run_id: str, *, dry_run: bool) -> Prepared:
+    """Open the channels and make everything ready. Raises HostError and InputError."""
+    project = _project(options)
+    facts = hosts.open(run_id, choose_pythons(options))
+    names = [host.name for host in options.hosts]
+    choices = [resolve_slots(host, len(fact.gpus)) for host, fact in zip(options.hosts, facts, strict=True)]
+    slots = [count for count, _ in choices]
+    differences = compare_facts(names, facts, slots, needs_torch=options.kind != "command")
+    if differences and not options.allow_mismatch:
+        raise _mismatch(names, differences)
+    wires = find_wires(hosts, facts, options.nic)
+    with _extra_packages(hosts, facts, options, dry_run=dry_run) as extra_folders:
+        places = _place_project(hosts, options, project, facts, dry_run=dry_run)
+    digest, _ = bootstrap.pack_runtime()
+    plans = tuple(
+        HostPlan(
+            name=host.name,
+            slots=slots[index],
+            num_cores=facts[index].num_cores,
+            interface=wires[index].interface,
+            gpus=host.gpus,
+            python=facts[index].python_path,
+            cwd=places[index].cwd,
+            python_path=(f"{facts[index].state_folder}/runtime/{digest}", *extra_folders.get(index, ())),
+            env={**dict(options.env), **dict(host.env)},
+        )
+        for index, host in enumerate(options.hosts)
+    )
+    plan = RunPlan(run_id=run_id, hosts=plans, master_addr=wires[0].address, max_restarts=options.restarts)
+    return Prepared(
+        plan=plan,
+        facts=tuple(facts),
+        wires=wires,
+        reasons=tuple(_reasons(options, plan, wires, places, [why for _, why in choices])),
+        commands=tuple(_command(options, host, places[index]) for index, host in enumerate(plans)),
+    )
+
+
+def _project(options: RunOptions) -> ship.Project | None:
+    if not options.ship or all(is_this_machine(host) for host in options.hosts):
+        return None
+    return ship.find_project(options.cwd, options.script)
+
+
+def _command(options: RunOptions, host: HostPlan, place: _Place) -> list[str]:
+    if options.kind == "command":
+        return [options.target, *options.arguments]
+    target = place.script if place.script is not None else options.target
+    return [host.python, "-c", _WORKER, options.kind, target, *options.arguments]
+
+
+def _place_project(
+    hosts: Hosts, options: RunOptions, project: ship.Project | None, facts: Sequence[Facts], *, dry_run: bool
+) -> list[_Place]:
+    """Where each host works: in place where it shares the file system, else in its own copy."""
+    script = options.target if options.kind == "script" else None
+    here = _Place(cwd=str(options.cwd), script=script, why="in place")
+    places = [here] * len(hosts.hosts)
+    if project is None:
+        return places
+    sharing = _find_sharing(hosts, project)
+    away = {index: None for index in range(len(places)) if index not in sharing}
+    if not away:
+        return places
+    cargo = ship.load_project(project)
+    relative = os.path.relpath(options.script, project.cwd) if options.script is not None else None
+    if dry_run:
+        return [
+            _Place(cwd="(a copy of the project)", script=relative, why="to be copied") if index in away else here
+            for index in range(len(places))
+        ]
+    _check_room(hosts, facts, cargo, away)
+    for index, (folder, num_sent) in _send_cargo(hosts, cargo, away).items():
+        places[index] = _Place(
+            cwd=os.path.normpath(os.path.join(folder, project.cwd_below_root)),
+            script=relative,
+            why=f"{num_sent} of {len(cargo.entries)} files sent to {hosts.hosts[index].name}:{folder}",
+        )
+    return places
+
+
+def _find_sharing(hosts: Hosts, project: ship.Project) -> set[int]:
+    """The hosts that see the driver's project folder at the same path."""
+    written = ship.write_token(project.root)
+    if written is None:
+        return {index for index, host in enumerate(hosts.hosts) if is_this_machine(host)}
+    path, token = written
+    try:
+        question = protocol.FindToken(path=str(path), token=token)
+        answers = hosts.ask(
+            dict.fromkeys(range(len(hosts.hosts)), question),
+            protocol.TokenFound,
+            timeout_s=20,
+            doing="look for the project's folder",
+        )
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return {index for index, answer in answers.items() if answer.found}
+
+
+def _check_room(hosts: Hosts, facts: Sequence[Facts], cargo: ship.Cargo, away: Mapping[int, None]) -> None:
+    for index in away:
+        if facts[index].free_bytes < cargo.num_bytes:
+            raise HostError(
+                f"{hosts.hosts[index].name}: {format_bytes(facts[index].free_bytes)} free in "
+                f"{facts[index].state_folder}, but the project has {format_bytes(cargo.num_bytes)}",
+                hint="make room there, or set XDG_STATE_HOME there to a folder on another disk",
+            )
+
+
+def _send_cargo(hosts: Hosts, cargo: ship.Cargo, away: Mapping[int, None]) -> dict[int, tuple[str, int]]:
+    """Bring these hosts up to date; the folder and the number of files sent, per host. Raises HostError."""
+    offer = protocol.OfferFiles(project=cargo.name, entries=[list(entry) for entry in cargo.entries])
+    answers = hosts.ask(
+        dict.fromkeys(away, offer),
+        protocol.MissingFiles,
+        timeout_s=SHIP_LIMIT_S,
+        doing="compare the project's files",
+    )
+    incomplete = {index: answer for index, answer in answers.items() if answer.paths}
+    for index, answer in incomplete.items():
+        for message, data in ship.pieces(cargo, answer.paths):
+            hosts.channels[index].send(message, data)
+    shipped = hosts.gather(protocol.Shipped, incomplete, timeout_s=SHIP_LIMIT_S, doing="write the project's files")
+    placed: dict[int, tuple[str, int]] = {}
+    for index, answer in answers.items():
+        digest = shipped[index].digest if index in shipped else answer.digest
+        if digest != cargo.digest:
+            raise HostError(
+                f"{hosts.hosts[index].name}: the copy of {cargo.root} in {answer.folder} is not the same as here",
+                hint="was a file changed while it was copied? start again",
+            )
+        placed[index] = (answer.folder, len(answer.paths))
+    return placed
+
+
+@contextlib.contextmanager
+def _extra_packages(
+    hosts: Hosts, facts: Sequence[Facts], options: RunOptions, *, dry_run: bool
+) -> Iterator[dict[int, tuple[str, ...]]]:
+    """Checkpoints need safetensors: a host that lacks it gets this machine's, where the processor is the same."""
+    here = os.uname().machine
+    lacking = {index: None for index, fact in enumerate(facts) if not fact.has_safetensors and fact.machine == here}
+    cargo = ship.load_package("safetensors") if lacking and options.kind != "command" and not dry_run else None
+    if cargo is None:
+        yield {}
+        return
+    yield {index: (folder,) for index, (folder, _) in _send_cargo(hosts, cargo, lacking).items()}
+
+
+def _mismatch(names: Sequence[str], differences: Sequence[Difference]) -> HostError:
+    rows = [("", *names), *((difference.what, *difference.values) for difference in differences)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    table = "\n".join(
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+    hints = "\n  ".join(difference.hint for difference in differences)
+    heading = "the hosts differ in what must be the same" if len(names) > 1 else "this host can't run it"
+    return HostError(f"{heading}\n{table}", hint=f"{hints}\n  or, at your own risk: --allow-mismatch")
+
+
+def _reasons(
+    options: RunOptions,
+    plan: RunPlan,
+    wires: Sequence[Wire],
+    places: Sequence[_Place],
+    slot_reasons: Sequence[str],
+) -> Iterator[Reason]:
+    several = len(plan.hosts) > 1
+    yield Reason(what="hosts", why=options.hosts_reason)
+    for host, why in zip(plan.hosts, slot_reasons, strict=True):
+        yield Reason(what=f"slots on {host.name}", why=f"{host.slots}: {why}")
+    for host, wire in zip(plan.hosts, wires, strict=True):
+        yield Reason(what=f"wire of {host.name}", why=wire.reason, worth_saying=several)
+    for host, place in zip(plan.hosts, places, strict=True):
+        copied = place.cwd != str(options.cwd)
+        yield Reason(what=f"project on {host.name}", why=f"{place.why}, in {place.cwd}", worth_saying=copied)
+    for text, names in _grouped((host.name, _threads(host)) for host in plan.hosts):
+        yield Reason(what="threads", why=f"{text} on {', '.join(names)}", worth_saying=True)
+    left = sorted(name for name in os.environ if name.startswith(_OFTEN_MEANT) and name not in dict(options.env))
+    if left and any(not is_this_machine(host) for host in options.hosts):
+        text = f"{', '.join(left)}: say --env NAME for each that the ranks there need"
+        yield Reason(what="not sent to other hosts", why=text, worth_saying=True)
+
+
+def _threads(host: HostPlan) -> str:
+    threads, why = choose_num_threads(host)
+    return f"OMP_NUM_THREADS={threads} ({why})"
+
+
+def _grouped(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
+    """[(name, text)] -> [(text, names)], in the order of first appearance."""
+    groups: dict[str, list[str]] = {}
+    for name, text in pairs:
+        groups.setdefault(text, []).append(name)
+    return list(groups.items())
+
+
+def new_run_id(now: str) -> str:
+    """Sortable by time, and never twice the same."""
+    return f"{now}-{secrets.token_hex(2)}"

@@ -1,0 +1,187 @@
+"""The processes of a run on one host: start them, find them, end them.
+
+Every process of a run inherits `PACELINE_LEASE=<run id>/<host index>` in its environment. That mark finds what a rank
+left behind, also what moved into a session of its own. Standard library only: this module runs on every host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+LEASE_VARIABLE = "PACELINE_LEASE"
+SIGTERM_GRACE_S = 1.0
+"""What a process that is not a rank gets between SIGTERM and SIGKILL."""
+
+
+class RankProcess:
+    """One rank: its process and the three descriptors that the agent reads."""
+
+    def __init__(self, rank: int, process: subprocess.Popen[bytes], event_fd: int) -> None:
+        assert process.stdout is not None and process.stderr is not None
+        self.rank = rank
+        self.process = process
+        self.streams: dict[int, str] = {
+            process.stdout.fileno(): "stdout",
+            process.stderr.fileno(): "stderr",
+            event_fd: "events",
+        }
+        self.unfinished_line = b""
+        self.ended = False
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+
+def start_rank(spec: dict[str, Any]) -> RankProcess:
+    """Start the process {rank, argv, env, cwd}: in a session of its own, without stdin. Raises OSError."""
+    event_read, event_write = os.pipe()
+    env = rank_environment(spec["env"], os.environ, sys.executable)
+    env["PACELINE_EVENT_FD"] = str(event_write)
+    try:
+        process = subprocess.Popen(
+            spec["argv"],
+            env=env,
+            cwd=spec["cwd"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            pass_fds=(event_write,),
+        )
+    except OSError:
+        os.close(event_read)
+        raise
+    finally:
+        os.close(event_write)
+    rank = RankProcess(int(spec["rank"]), process, event_read)
+    for descriptor in rank.streams:
+        os.set_blocking(descriptor, False)
+    return rank
+
+
+def rank_environment(asked: Mapping[str, str], here: Mapping[str, str], python: str) -> dict[str, str]:
+    """The driver's variables on top of this host's own; the interpreter's folder leads the PATH of the two."""
+    env = {**here, **asked}
+    env["PATH"] = os.pathsep.join([os.path.dirname(python), env.get("PATH", os.defpath)])
+    if "PYTHONPATH" in here and "PYTHONPATH" in asked:
+        env["PYTHONPATH"] = os.pathsep.join([asked["PYTHONPATH"], here["PYTHONPATH"]])
+    return env
+
+
+def find_marked(lease: str) -> list[int]:
+    """The living processes that carry this lease in their environment, by a look at all of /proc."""
+    mark = f"{LEASE_VARIABLE}={lease}".encode()
+    found: list[int] = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{name}/environ", "rb") as file:
+                environment = file.read()
+            if mark in environment.split(b"\0") and is_alive(int(name)):
+                found.append(int(name))
+        except OSError:
+            continue  # it has ended, or belongs to somebody else
+    return found
+
+
+def find_session_members(sessions: Iterable[int]) -> list[int]:
+    """The living processes whose session or process group is one of these (for those that cleared their environment)."""
+    wanted = set(sessions)
+    found: list[int] = []
+    for name in os.listdir("/proc") if wanted else ():
+        if not name.isdigit():
+            continue
+        fields = _stat_fields(int(name))
+        if fields and fields[0] != "Z" and wanted & {int(fields[2]), int(fields[3])}:
+            found.append(int(name))
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """False for a process that has ended and only waits for its parent to notice."""
+    fields = _stat_fields(pid)
+    return bool(fields) and fields[0] not in "ZX"
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """/proc/<pid>/stat from the state on: state, parent, process group, session, ..."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def send_signal(pids: Iterable[int], number: int) -> None:
+    """Signal each of these processes; those that have ended meanwhile are no error."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+class Ending:
+    """How the processes of a run are ended: the ranks first, then all that they left, then by force.
+
+    A rank gets SIGTERM alone, so that it can write a checkpoint while its loader processes still live. What remains
+    after `grace_s` gets SIGTERM too, and a second later SIGKILL, again and again until nothing is left.
+    """
+
+    def __init__(self, lease: str, ranks: Iterable[RankProcess], *, grace_s: float, now: float) -> None:
+        self._lease = lease
+        self._ranks = tuple(ranks)
+        self._term_all_at = self._kill_at = now
+        self._term_sent = False
+        self._set_times(now + grace_s, grace_s)
+        for rank in self._ranks:
+            rank.process.send_signal(signal.SIGTERM)  # does nothing to one that has been waited for
+
+    def hasten(self, *, grace_s: float, now: float) -> None:
+        """Asked again, with less patience."""
+        if now + grace_s < self._term_all_at:
+            self._set_times(now + grace_s, grace_s)
+
+    def _set_times(self, term_all_at: float, grace_s: float) -> None:
+        self._term_all_at = term_all_at
+        self._kill_at = term_all_at + (SIGTERM_GRACE_S if grace_s > 0 else 0.0)
+
+    def step(self, now: float) -> bool:
+        """Do what is due; True when no process of the run is left. To be called about ten times a second."""
+        if now < self._term_all_at and any(rank.process.poll() is None for rank in self._ranks):
+            return False
+        sessions = [rank.pid for rank in self._ranks]
+        remaining = set(find_marked(self._lease)) | set(find_session_members(sessions))
+        if not remaining:
+            return True
+        if not self._term_sent:
+            self._term_sent = True
+            self._kill_at = min(self._kill_at, now + SIGTERM_GRACE_S)
+            send_signal(remaining, signal.SIGTERM)
+        if now >= self._kill_at:
+            send_signal(remaining, signal.SIGKILL)
+        return False
+
+
+def kernel_says(pid: int) -> str:
+    """The kernel's own words about why it killed this process, where its log may be read; else nothing."""
+    try:
+        descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    words = ""
+    try:
+        while True:
+            record = os.read(descriptor, 8192).decode(errors="replace")
+            if f"Killed process {pid} " in record:
+                words = record.partition(";")[2].splitlines()[0]
+    except OSError:
+        return words  # the end of the log
+    finally:
+        os.close(descriptor)

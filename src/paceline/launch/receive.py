@@ -1,0 +1,155 @@
+"""The host's copy of the user's project: what is there, what is missing, and putting it in place.
+
+One folder per project and host, kept between runs, so that only what changed travels and what a script writes beside
+its code (checkpoints, say) is still there for the next run. A folder that another run is using is left alone and the
+next one is taken. Standard library only: this module runs on every host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+Entry = Sequence[Any]
+"""[path, mode, size, sha256, link target]: the path is relative, with forward slashes; a link has no sha256."""
+
+
+def digest_of(entries: Iterable[Entry]) -> str:
+    """One hash for a whole project: the same on every host that holds the same files."""
+    lines = sorted(f"{path}\0{mode & 0o100:o}\0{sha256}\0{link}" for path, mode, _, sha256, link in entries)
+    return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()
+
+
+def file_sha256(path: str) -> str:
+    """The hash of a file's content."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+class ProjectCopy:
+    """The copy of one project on this host, locked for one run."""
+
+    def __init__(self, base: str, project: str) -> None:
+        os.makedirs(base, exist_ok=True)
+        self.folder, self._lock = _lock_a_folder(base, project)
+        self._index_path = self.folder + ".json"
+        self._entries: list[Entry] = []
+        self._writing: tuple[str, Any] | None = None
+
+    def close(self) -> None:
+        """Let other runs use the folder."""
+        if self._writing is not None:
+            self._writing[1].close()
+        self._lock.close()
+
+    def missing(self, entries: Sequence[Entry]) -> list[str]:
+        """Remove what an earlier run put here and the project no longer has; the paths that must be sent."""
+        self._entries = entries
+        wanted = {entry[0] for entry in entries}
+        for path in self._earlier_paths() - wanted:
+            with contextlib.suppress(OSError):
+                os.unlink(self._inside(path))
+        # Written before the files are, so that the next run knows what a run that ended half-way put here.
+        with open(self._index_path, "w", encoding="utf-8") as file:
+            json.dump(sorted(wanted), file)
+        return [entry[0] for entry in entries if not self._place_without_data(entry)]
+
+    def write(self, path: str, data: bytes, *, last: bool) -> None:
+        """The next piece of a file; it takes its final name with the last one."""
+        if self._writing is None or self._writing[0] != path:
+            target = self._inside(path)
+            self._make_folder(os.path.dirname(target))
+            self._writing = (path, open(target + ".paceline-part", "wb"))  # noqa: SIM115  # open until the last piece
+        file = self._writing[1]
+        file.write(data)
+        if last:
+            file.close()
+            self._writing = None
+            entry = next(entry for entry in self._entries if entry[0] == path)
+            os.chmod(file.name, entry[1])
+            _make_way(self._inside(path))
+            os.replace(file.name, self._inside(path))
+
+    def digest(self) -> str:
+        """The hash of what now lies on the disk, read again."""
+        found: list[Entry] = []
+        for path, mode, size, _, link in self._entries:
+            target = self._inside(path)
+            if link is not None:
+                found.append((path, mode, size, None, os.readlink(target)))
+            else:
+                found.append((path, os.stat(target).st_mode, size, file_sha256(target), None))
+        return digest_of(found)
+
+    def _earlier_paths(self) -> set[str]:
+        try:
+            with open(self._index_path, encoding="utf-8") as file:
+                return set(json.load(file))
+        except (OSError, ValueError):
+            return set()
+
+    def _place_without_data(self, entry: Entry) -> bool:
+        """True when the entry is in place already, or could be put there without any data."""
+        path, mode, size, sha256, link = entry
+        target = self._inside(path)
+        if link is not None:
+            if not (os.path.islink(target) and os.readlink(target) == link):
+                self._make_folder(os.path.dirname(target))
+                _make_way(target)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(target)
+                os.symlink(link, target)
+            return True
+        if os.path.islink(target) or not os.path.isfile(target) or os.path.getsize(target) != size:
+            return False
+        if file_sha256(target) != sha256:
+            return False
+        os.chmod(target, mode)
+        return True
+
+    def _make_folder(self, folder: str) -> None:
+        """Make the folder; a file of an earlier state of the project that stands in its way is removed."""
+        while True:
+            try:
+                os.makedirs(folder, exist_ok=True)
+                return
+            except (FileExistsError, NotADirectoryError):
+                blocking = folder
+                while not os.path.lexists(blocking) or os.path.isdir(blocking):
+                    blocking = os.path.dirname(blocking)
+                os.unlink(blocking)
+
+    def _inside(self, path: str) -> str:
+        if path.startswith("/") or ".." in path.split("/"):
+            raise ValueError(f"a path that leaves the project: {path}")
+        return os.path.join(self.folder, path)
+
+
+def _make_way(target: str) -> None:
+    """An empty folder where a file must go is removed; a full one is somebody's, and stays an error."""
+    if os.path.isdir(target) and not os.path.islink(target):
+        os.rmdir(target)
+
+
+def _lock_a_folder(base: str, project: str) -> tuple[str, Any]:
+    """`base/project`, or the first of `project.2`, `project.3` ... that no other run holds."""
+    number = 1
+    while True:
+        folder = os.path.join(base, project if number == 1 else f"{project}.{number}")
+        lock = open(folder + ".lock", "w", encoding="utf-8")  # noqa: SIM115  # held as long as the run
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            number += 1
+            continue
+        os.makedirs(folder, exist_ok=True)
+        return folder, lock
