@@ -103,7 +103,7 @@ def _plan_records(prepared: Prepared) -> list[dict[str, Any]]:
     for index, host in enumerate(prepared.plan.hosts):
         for env in rank_environments(prepared.plan, index, port=0, attempt=0):
             env["MASTER_PORT"] = host.env.get("MASTER_PORT", "(a free one, picked at the start)")
-            hidden = {name: "(hidden)" for name in secret_names(list(host.env))}
+            hidden = dict.fromkeys(secret_names(list(host.env)), "(hidden)")
             records.append(
                 {
                     "rank": int(env["RANK"]),

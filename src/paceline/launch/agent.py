@@ -49,7 +49,7 @@ class Agent:
         self._watchdog_fd: int | None = None
         self._handlers: dict[type[protocol.Message], Callable[..., None]] = {
             protocol.Setup: self._on_setup,
-            protocol.Heartbeat: lambda message: None,
+            protocol.Heartbeat: self._on_heartbeat,
             protocol.Listen: self._on_listen,
             protocol.Dial: self._on_dial,
             protocol.FindToken: self._on_find_token,
@@ -153,6 +153,9 @@ class Agent:
     def _on_setup(self, message: protocol.Setup) -> None:
         self._setup = message
         self._watchdog_fd = start_watchdog(self._lease)
+
+    def _on_heartbeat(self, message: protocol.Heartbeat) -> None:
+        """All that it says is in its arrival."""
 
     def _on_listen(self, message: protocol.Listen) -> None:
         self._listener = Listener(message.addresses, message.nonce, self._setup.host_index)

@@ -51,7 +51,7 @@ def compare_facts(
             Difference(
                 what="Python",
                 values=tuple(fact.python_version for fact in facts),
-                hint=f"name an interpreter of version {minors[0]}: python=PATH in the hostfile (differs on {_others(names, minors)})",
+                hint=f"name an interpreter of version {minors[0]} for {_others(names, minors)}: python=PATH in the hostfile",
             )
         )
     found += _gpu_differences(names, facts, slots)

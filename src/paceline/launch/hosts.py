@@ -6,7 +6,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import TypeVar
 
 from paceline.cluster.spec import Host
@@ -26,7 +26,7 @@ START_LIMIT_S = 30.0
 M = TypeVar("M", bound=protocol.Message)
 
 
-class InterruptedEarly(PacelineError):
+class InterruptedEarlyError(PacelineError):
     """A signal came before the first rank was started."""
 
     def __init__(self, number: int) -> None:
@@ -104,7 +104,7 @@ class Hosts:
                 break
             match received:
                 case Signalled():
-                    raise InterruptedEarly(received.number)
+                    raise InterruptedEarlyError(received.number)
                 case Closed():
                     failures[received.host_index] = received.reason
                     waiting.discard(received.host_index)
@@ -140,7 +140,7 @@ class Hosts:
 
 
 @contextlib.contextmanager
-def open_hosts(hosts: Sequence[Host], inbox: Inbox) -> Iterator[Hosts]:
+def open_hosts(hosts: Sequence[Host], inbox: Inbox) -> Generator[Hosts]:
     """The channels are closed, and so everything on the hosts is ended, whatever happens."""
     opened = Hosts(hosts, inbox)
     try:

@@ -1,7 +1,7 @@
 """From what the ranks write to what a person sees: whole lines, each with the name of its rank.
 
-Raw bytes go to one file per rank and stream, unchanged. The screen gets lines with a prefix; a progress bar (a line that
-is written over with carriage returns) is shown for rank 0 alone, and in place where the screen is a terminal.
+Raw bytes go to one file per rank and stream, unchanged. The screen gets lines with a prefix; a progress bar (a line
+that is written over with carriage returns) is shown for rank 0 alone, and in place where the screen is a terminal.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import BinaryIO, Protocol
 
 _COLOURS = (36, 33, 35, 32, 34, 31, 96, 93, 95, 92, 94, 91)
 _CLEAR_LINE = "\r\x1b[2K"
@@ -51,15 +51,25 @@ def _line(raw: bytes) -> Line:
     return Line(text=states[-1].decode(errors="replace"), is_bar=len(states) > 1)
 
 
+class TextSink(Protocol):
+    """What Screen needs of a text stream."""
+
+    def write(self, text: str, /) -> object: ...
+
+    def flush(self) -> object: ...
+
+    def isatty(self) -> bool: ...
+
+
 class Screen:
     """The driver's terminal, or whatever stands in its place. Every line is written in one piece."""
 
-    def __init__(self, prefixes: Sequence[str], stdout: TextIO, stderr: TextIO, *, colour: bool) -> None:
+    def __init__(self, prefixes: Sequence[str], stdout: TextSink, stderr: TextSink, *, colour: bool) -> None:
         self._prefixes = [
             f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\x1b[0m" if colour else prefix
             for rank, prefix in enumerate(prefixes)
         ]
-        self._streams = {"stdout": stdout, "stderr": stderr}
+        self._streams: dict[str, TextSink] = {"stdout": stdout, "stderr": stderr}
         self._bar = ""
 
     def show(self, rank: int, stream: str, line: Line) -> None:
@@ -83,12 +93,12 @@ class Screen:
         """A line of paceline's own, on stderr."""
         self._print(self._streams["stderr"], text)
 
-    def _print(self, out: TextIO, text: str) -> None:
+    def _print(self, out: TextSink, text: str) -> None:
         """A line above the bar, which stays the last line of the screen."""
         bar = self._bar if out.isatty() else ""
         self._write(out, f"{_CLEAR_LINE}{text}\n{bar}" if bar else f"{text}\n")
 
-    def _write(self, out: TextIO, text: str) -> None:
+    def _write(self, out: TextSink, text: str) -> None:
         try:
             out.write(text)
             out.flush()

@@ -10,7 +10,7 @@ import dataclasses
 import os
 import secrets
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
 from paceline.cluster.spec import resolve_slots
 from paceline.errors import HostError
@@ -27,7 +27,7 @@ from paceline.units import format_bytes
 
 SHIP_LIMIT_S = 600.0
 _WORKER = "from paceline.train.worker import main; main()"
-_OFTEN_MEANT = ("NCCL_", "TORCH", "PYTORCH_", "OMP_", "GLOO_", "CUDA_", "HF_", "WANDB_", "PYTHONPATH", "LD_LIBRARY_PATH")  # fmt: skip
+_OFTEN_MEANT = ("NCCL_", "TORCH", "PYTORCH_", "OMP_", "GLOO_", "CUDA_", "HF_", "WANDB_", "PYTHONPATH", "LD_LIB")  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -206,7 +206,7 @@ def _send_cargo(hosts: Hosts, cargo: ship.Cargo, away: Mapping[int, None]) -> di
 @contextlib.contextmanager
 def _extra_packages(
     hosts: Hosts, facts: Sequence[Facts], options: RunOptions, *, dry_run: bool
-) -> Iterator[dict[int, tuple[str, ...]]]:
+) -> Generator[dict[int, tuple[str, ...]]]:
     """Checkpoints need safetensors: a host that lacks it gets this machine's, where the processor is the same."""
     here = os.uname().machine
     lacking = {index: None for index, fact in enumerate(facts) if not fact.has_safetensors and fact.machine == here}

@@ -93,7 +93,7 @@ def find_marked(lease: str) -> list[int]:
 
 
 def find_session_members(sessions: Iterable[int]) -> list[int]:
-    """The living processes whose session or process group is one of these (for those that cleared their environment)."""
+    """The living processes of these sessions and process groups, also those that cleared their environment."""
     wanted = set(sessions)
     found: list[int] = []
     for name in os.listdir("/proc") if wanted else ():

@@ -41,7 +41,7 @@ class ProjectCopy:
         os.makedirs(base, exist_ok=True)
         self.folder, self._lock = _lock_a_folder(base, project)
         self._index_path = self.folder + ".json"
-        self._entries: list[Entry] = []
+        self._entries: Sequence[Entry] = ()
         self._writing: tuple[str, Any] | None = None
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ import json
 import queue
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ def make_run_folder(run_id: str) -> Path:
 
 
 @contextlib.contextmanager
-def _signals_into(inbox: Inbox) -> Iterator[Inbox]:
+def _signals_into(inbox: Inbox) -> Generator[Inbox]:
     """The signals that ask a process to end become messages; Ctrl-Z, which would starve the leases, does nothing."""
 
     def forward(number: int, frame: object) -> None:

@@ -22,7 +22,7 @@ from paceline.units import format_bytes
 
 SHIP_LIMIT_BYTES = 1 << 30
 """More than this is no code: data must be on the hosts already, or be ignored by git."""
-_SKIPPED_FOLDERS = {"__pycache__", ".git", ".hg", ".venv", "venv", "node_modules", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".tox"}  # fmt: skip
+_SKIPPED_FOLDERS = {"__pycache__", ".git", ".hg", ".venv", "venv", "node_modules", ".ruff_cache", ".tox"}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -237,21 +237,26 @@ def _not_installed(name: str, found: str) -> HostError:
 _SSH_SIGNS = (
     ("Permission denied", "ssh refused the key ({last})", "ssh-copy-id {destination}"),
     ("Too many authentication failures", "ssh refused the keys", "ssh-copy-id {destination}"),
-    ("REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key is not the one known here", "find out why; then: ssh-keygen -R {name}"),
-    ("Host key verification failed", "its host key is not known here", "log in once by hand to see and accept it: ssh {destination}"),
-    ("Could not resolve hostname", "no such host ({last})", "check the spelling, or add it to ~/.ssh/config or /etc/hosts"),
-    ("Connection refused", "nothing listens for ssh there ({last})", "start sshd there, or name its port in ~/.ssh/config"),
+    (
+        "IDENTIFICATION HAS CHANGED",
+        "its host key is not the one known here",
+        "find out why; then: ssh-keygen -R {name}",
+    ),
+    ("Host key verification failed", "its host key is not known here", "log in once by hand, and accept it: {ssh}"),
+    ("Could not resolve hostname", "no such host ({last})", "check the spelling, or add it to ~/.ssh/config"),
+    ("Connection refused", "nothing listens for ssh there ({last})", "start sshd, or name its port in ~/.ssh/config"),
     ("No route to host", "there is no route to it ({last})", "check cable, address and that the machine is on"),
     ("Network is unreachable", "there is no route to it ({last})", "check cable, address and that the machine is on"),
     ("timed out", "it does not answer ({last})", "check that it is on, and that a firewall lets ssh through"),
-)  # fmt: skip
+)
 
 
 def explain_ssh(host: Host, text: str) -> HostError:
     """The reason for which ssh could not start the agent, in the user's words."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     last = lines[-1] if lines else "ssh ended without a word"
-    values = {"name": host.name, "destination": host.ssh_destination, "last": last}
+    ssh = f"ssh {host.ssh_destination}"
+    values = {"name": host.name, "destination": host.ssh_destination, "ssh": ssh, "last": last}
     for sign, meaning, remedy in _SSH_SIGNS:
         if sign in text:
             return HostError(f"{host.name}: {meaning.format(**values)}", hint=remedy.format(**values))
