@@ -66,9 +66,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     ledger = config.stash[_LEDGER]
     for item in items:
-        tier = find_tier(
-            item.path.relative_to(config.rootpath), {marker.name for marker in item.iter_markers()}
-        )
+        tier = find_tier(item.path.relative_to(config.rootpath), {marker.name for marker in item.iter_markers()})
         ledger.tier_of[item.nodeid] = tier
     items.sort(key=lambda item: list(TIERS).index(ledger.tier_of[item.nodeid]))  # what is cheap fails first
 

@@ -16,8 +16,14 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import pathlib
 import re
+import shutil
+import subprocess
 import textwrap
+from collections.abc import Callable
+
+ROOT = pathlib.Path(__file__).parents[1]
 
 FENCE = re.compile(
     r"(?:^<!-- run: (?P<run>[^\n]*?) -->\n+)?^```(?P<language>[\w-]+)[^\n]*\n(?P<text>.*?)^```[ ]*$",
@@ -145,3 +151,24 @@ def find_unknown_names(program: str, *, public: set[str], run_members: set[str])
             if known is not None and node.attr not in known:
                 unknown.append(f"{node.value.id}.{node.attr}")
     return unknown
+
+
+def check_block(block: Block, shell: Callable[[str], tuple[int, str]]) -> None:
+    """Run the commands of a console block with `shell`, command -> (exit code, output), and compare."""
+    steps = split_steps(block.text)
+    assert steps, f"README line {block.line}: no line begins with '$ '"
+    for step in steps:
+        exit_code, output = shell(step.command)
+        assert exit_code == (block.exit_code if step is steps[-1] else 0), f"$ {step.command}\n{output}"
+        mismatch = find_mismatch(step.expected, output)
+        assert not mismatch, f"$ {step.command}\n{mismatch}\n{output}"
+
+
+def copy_repository(target: pathlib.Path) -> None:
+    """What git tracks or would track, so that nobody's own checkpoints are read or written."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)

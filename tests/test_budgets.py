@@ -60,13 +60,19 @@ def read_modules() -> dict[str, Module]:
     return modules
 
 
+def is_cli(module: Module) -> bool:
+    """Where a command's parameters are its flags."""
+    return module.name.startswith("paceline.cli")
+
+
 def find_functions(module: Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     return (n for n in ast.walk(module.tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
-def count_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """From `def` to the end, without the docstring."""
-    lines = (function.end_lineno or 0) - function.lineno + 1
+def count_lines(module: Module, function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """From `def` to the end, without the docstring; without the flags, too, of the command line's functions."""
+    start = function.body[0].lineno if is_cli(module) else function.lineno
+    lines = (function.end_lineno or 0) - start + 1
     first = function.body[0]
     if ast.get_docstring(function, clean=False) is not None:
         lines -= (first.end_lineno or 0) - first.lineno + 1
@@ -105,10 +111,10 @@ def runtime_imports(module: Module) -> set[str]:
 
 def test_functions_are_short() -> None:
     long = [
-        f"{module.at(function)} {function.name}: {count_lines(function)} lines"
+        f"{module.at(function)} {function.name}: {count_lines(module, function)} lines"
         for module in read_modules().values()
         for function in find_functions(module)
-        if count_lines(function) > MAX_FUNCTION_LINES
+        if count_lines(module, function) > MAX_FUNCTION_LINES
     ]
     assert not long
 
@@ -119,11 +125,10 @@ def test_modules_are_short() -> None:
 
 
 def test_signatures_are_narrow() -> None:
-    """The commands of the command line are the exception: their parameters are its flags."""
     wide = [
         f"{module.at(function)} {function.name}: {count_parameters(function)} parameters"
         for module in read_modules().values()
-        if not module.name.startswith("paceline.cli")
+        if not is_cli(module)
         for function in find_functions(module)
         if count_parameters(function) > MAX_PARAMETERS
     ]

@@ -19,9 +19,7 @@ LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 HEADING = re.compile(r"^#+ (?P<text>.+)$", re.MULTILINE)
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 # Homes that stand for anybody's are fine.
-MACHINE_PATH = re.compile(
-    r"(?<![\w.$}~])/(?:work|mnt|Users|root/\.|home/(?!alice|bob|carol|user|me\b))[\w.-]*/[\w.-]+"
-)
+MACHINE_PATH = re.compile(r"(?<![\w.$}~])/(?:work|mnt|Users|root/\.|home/(?!alice|bob|carol|user|me\b))[\w.-]*/[\w.-]+")
 # `paceline word …`, in code spans and after a prompt; words in capitals stand for something.
 COMMAND = re.compile(r"(?:`|^\s*(?:\$ )?)(?P<command>paceline [a-z][^`\n]*)", re.MULTILINE)
 
@@ -63,9 +61,7 @@ def test_links_lead_somewhere(document: pathlib.Path) -> None:
 
 def test_a_broken_link_is_found(tmp_path: pathlib.Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(
-        "# One & two\n[a](page.md) [b](gone.md) [c](#one--two) [d](#three) [e](https://example.org)\n"
-    )
+    page.write_text("# One & two\n[a](page.md) [b](gone.md) [c](#one--two) [d](#three) [e](https://example.org)\n")
     assert find_broken_links(page) == ["gone.md", "#three"]
 
 
