@@ -6,13 +6,15 @@ import sys
 
 import typer
 
+from paceline.cli import lab
 from paceline.cli.run import run
 from paceline.errors import PacelineError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}, no_args_is_help=True)(
-    run
-)
+# What stands after the script's name is the script's own.
+_SCRIPT_ARGUMENTS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+app.command(context_settings=_SCRIPT_ARGUMENTS, no_args_is_help=True)(run)
+app.add_typer(lab.app, name="lab")
 
 
 @app.callback()

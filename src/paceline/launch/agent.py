@@ -20,7 +20,15 @@ from collections.abc import Callable
 
 from paceline.launch import protocol, receive
 from paceline.launch.facts import gather_facts, state_folder
-from paceline.launch.process import Ending, RankProcess, find_marked, kernel_says, send_signal, start_rank
+from paceline.launch.process import (
+    Ending,
+    RankProcess,
+    adopt_orphans,
+    find_marked,
+    kernel_says,
+    send_signal,
+    start_rank,
+)
 from paceline.network.probe import Listener, dial
 
 OUTBOX_LIMIT_BYTES = 8 << 20
@@ -46,6 +54,7 @@ class Agent:
         self._copies: dict[str, receive.ProjectCopy] = {}
         self._listener: Listener | None = None
         self._held_port: socket.socket | None = None
+        self._watchdog_pid = 0
         self._watchdog_fd: int | None = None
         self._handlers: dict[type[protocol.Message], Callable[..., None]] = {
             protocol.Setup: self._on_setup,
@@ -152,7 +161,7 @@ class Agent:
 
     def _on_setup(self, message: protocol.Setup) -> None:
         self._setup = message
-        self._watchdog_fd = start_watchdog(self._lease)
+        self._watchdog_pid, self._watchdog_fd = start_watchdog(self._lease)
 
     def _on_heartbeat(self, message: protocol.Heartbeat) -> None:
         """All that it says is in its arrival."""
@@ -223,9 +232,13 @@ class Agent:
     def _on_stop_ranks(self, message: protocol.StopRanks) -> None:
         now = time.monotonic()
         if self._ending is None:
-            self._ending = Ending(self._lease, self._ranks.values(), grace_s=message.grace_s, now=now)
+            self._ending = self._end_ranks(message.grace_s, now)
         else:
             self._ending.hasten(grace_s=message.grace_s, now=now)
+
+    def _end_ranks(self, grace_s: float, now: float) -> Ending:
+        spare = {self._watchdog_pid}
+        return Ending(self._lease, self._ranks.values(), spare=spare, grace_s=grace_s, now=now)
 
     # The ranks
 
@@ -300,7 +313,7 @@ class Agent:
 
     def _end_everything(self) -> None:
         now = time.monotonic()
-        ending = self._ending or Ending(self._lease, self._ranks.values(), grace_s=END_GRACE_S, now=now)
+        ending = self._ending or self._end_ranks(END_GRACE_S, now)
         ending.hasten(grace_s=END_GRACE_S, now=now)
         while not ending.step(time.monotonic()):
             time.sleep(0.05)
@@ -333,15 +346,15 @@ _HINTS = {
 }
 
 
-def start_watchdog(lease: str) -> int:
+def start_watchdog(lease: str) -> tuple[int, int]:
     """Fork a process that waits for the agent's death, however it comes, and then ends what carries the lease.
 
-    Returns the descriptor whose closing is the signal; writing to it first says that all is well.
+    Returns its pid and the descriptor whose closing is the signal; writing to it first says that all is well.
     """
     read_fd, write_fd = os.pipe()
-    if os.fork():
+    if pid := os.fork():
         os.close(read_fd)
-        return write_fd
+        return pid, write_fd
     try:
         os.setsid()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -357,7 +370,6 @@ def start_watchdog(lease: str) -> int:
             _sweep(lease)
     finally:
         os._exit(0)
-    return -1
 
 
 def _sweep(lease: str) -> None:
@@ -378,6 +390,7 @@ def main() -> None:
     os.dup2(null, 0)
     os.dup2(2, 1)
     os.write(out_fd, protocol.MARKER)
+    adopt_orphans()
     agent = Agent(in_fd, out_fd)
     agent.serve()
     sys.stderr.flush()

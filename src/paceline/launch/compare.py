@@ -33,7 +33,7 @@ def compare_facts(
             Difference(
                 what="torch",
                 values=tuple(version or "none" for version in torch_versions),
-                hint=f"on {lacking}: {python} -m pip install {wanted}   (or name the right interpreter: --python PATH)",
+                hint=f"on {lacking}: {python} -m pip install {wanted}   (or another interpreter: --python PATH)",
             )
         )
     elif len({_public_version(version) for version in torch_versions}) > 1:
@@ -51,7 +51,7 @@ def compare_facts(
             Difference(
                 what="Python",
                 values=tuple(fact.python_version for fact in facts),
-                hint=f"name an interpreter of version {minors[0]} for {_others(names, minors)}: python=PATH in the hostfile",
+                hint=f"for {_others(names, minors)} name a Python {minors[0]}: python=PATH in the hostfile",
             )
         )
     found += _gpu_differences(names, facts, slots)

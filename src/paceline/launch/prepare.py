@@ -27,7 +27,7 @@ from paceline.units import format_bytes
 
 SHIP_LIMIT_S = 600.0
 _WORKER = "from paceline.train.worker import main; main()"
-_OFTEN_MEANT = ("NCCL_", "TORCH", "PYTORCH_", "OMP_", "GLOO_", "CUDA_", "HF_", "WANDB_", "PYTHONPATH", "LD_LIB")  # fmt: skip
+_OFTEN_MEANT = ("NCCL_", "TORCH", "PYTORCH_", "OMP_", "GLOO_", "CUDA_", "HF_", "PYTHONPATH", "LD_LIB")  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

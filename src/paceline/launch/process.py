@@ -7,14 +7,16 @@ left behind, also what moved into a session of its own. Standard library only: t
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 LEASE_VARIABLE = "PACELINE_LEASE"
+_PR_SET_CHILD_SUBREAPER = 36
 SIGTERM_GRACE_S = 1.0
 """What a process that is not a rank gets between SIGTERM and SIGKILL."""
 
@@ -92,17 +94,31 @@ def find_marked(lease: str) -> list[int]:
     return found
 
 
-def find_session_members(sessions: Iterable[int]) -> list[int]:
-    """The living processes of these sessions and process groups, also those that cleared their environment."""
+def find_family(sessions: Iterable[int], *, spare: Container[int]) -> list[int]:
+    """The living processes of these sessions and process groups, and the orphans that this process has adopted.
+
+    Both are found also when they have cleared their environment. `spare`: children that are none of the run's.
+    """
     wanted = set(sessions)
     found: list[int] = []
-    for name in os.listdir("/proc") if wanted else ():
-        if not name.isdigit():
+    for name in os.listdir("/proc"):
+        fields = _stat_fields(int(name)) if name.isdigit() else []
+        if not fields or int(name) in spare:
             continue
-        fields = _stat_fields(int(name))
-        if fields and fields[0] != "Z" and wanted & {int(fields[2]), int(fields[3])}:
+        state, parent, group, session = fields[0], int(fields[1]), int(fields[2]), int(fields[3])
+        is_orphan = parent == os.getpid() and int(name) not in wanted
+        if state == "Z" and is_orphan:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(int(name), os.WNOHANG)
+        elif state not in "ZX" and (is_orphan or group in wanted or session in wanted):
             found.append(int(name))
     return found
+
+
+def adopt_orphans() -> None:
+    """From now on, a process of the run whose parent has died becomes a child of this one, and is found as such."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # no error is possible on a kernel of this century
 
 
 def is_alive(pid: int) -> bool:
@@ -134,8 +150,11 @@ class Ending:
     after `grace_s` gets SIGTERM too, and a second later SIGKILL, again and again until nothing is left.
     """
 
-    def __init__(self, lease: str, ranks: Iterable[RankProcess], *, grace_s: float, now: float) -> None:
+    def __init__(
+        self, lease: str, ranks: Iterable[RankProcess], *, spare: Container[int], grace_s: float, now: float
+    ) -> None:
         self._lease = lease
+        self._spare = spare
         self._ranks = tuple(ranks)
         self._term_all_at = self._kill_at = now
         self._term_sent = False
@@ -157,7 +176,7 @@ class Ending:
         if now < self._term_all_at and any(rank.process.poll() is None for rank in self._ranks):
             return False
         sessions = [rank.pid for rank in self._ranks]
-        remaining = set(find_marked(self._lease)) | set(find_session_members(sessions))
+        remaining = set(find_marked(self._lease)) | set(find_family(sessions, spare=self._spare))
         if not remaining:
             return True
         if not self._term_sent:
