@@ -25,14 +25,11 @@ def prefixes(prepared: Prepared) -> list[str]:
 def opening(prepared: Prepared, width: int) -> list[str]:
     """What was decided, in a few lines; --dry-run tells it all."""
     plan = prepared.plan
-    hosts = ", ".join(f"{host.name}:{host.slots}" for host in plan.hosts)
+    hosts = ", ".join(f"{host.name}:{host.slots}" if host.slots > 1 else host.name for host in plan.hosts)
     ranks = f"{plan.num_ranks} rank{'s' if plan.num_ranks > 1 else ''}"
     torch = prepared.facts[0].torch_version
     title = f"{ranks} on {hosts}" + (f" · torch {torch}" if torch else "")
-    return [
-        rule(title, width),
-        *(f"  {reason.what}: {reason.why}" for reason in prepared.reasons if reason.worth_saying),
-    ]
+    return [rule(title, width), *(f"  {reason.what:<10}  {reason.why}" for reason in prepared.summary)]
 
 
 def closing(result: Result, view: RunView, width: int) -> Iterator[str]:
@@ -67,7 +64,7 @@ def _failure_lines(result: Result, view: RunView, width: int) -> Iterator[str]:
         yield ""
         yield cause.traceback.rstrip("\n")
         yield ""
-    elif cause.rank is not None:
+    elif cause.rank is not None and result.log_paths[cause.rank].exists():
         yield f"  its stderr  {result.log_paths[cause.rank]}"
     yield f"paceline: {_who(result, cause)} failed first: {cause.what}"
 

@@ -10,16 +10,17 @@ import dataclasses
 import os
 import secrets
 import sys
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 
 from paceline.cluster.spec import resolve_slots
 from paceline.errors import HostError
 from paceline.launch import bootstrap, protocol, ship
 from paceline.launch.compare import Difference, compare_facts
-from paceline.launch.environment import HostPlan, RunPlan, choose_num_threads
+from paceline.launch.environment import HostPlan, RunPlan
 from paceline.launch.facts import Facts
 from paceline.launch.hosts import Hosts
 from paceline.launch.options import RunOptions
+from paceline.launch.reasons import Place, Reason, explain_choices, summarise_choices
 from paceline.launch.transport import is_this_machine
 from paceline.launch.wiring import find_wires
 from paceline.network.wires import Wire
@@ -31,16 +32,6 @@ _OFTEN_MEANT = ("NCCL_", "TORCH", "PYTORCH_", "OMP_", "GLOO_", "CUDA_", "HF_", "
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Reason:
-    """An automatic choice and why it was made."""
-
-    what: str
-    why: str
-    worth_saying: bool = False
-    """At the start of every run; the others are for --dry-run."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Prepared:
     """A run that can start."""
 
@@ -48,17 +39,11 @@ class Prepared:
     facts: tuple[Facts, ...]
     wires: tuple[Wire, ...]
     reasons: tuple[Reason, ...]
+    """Every automatic choice, for --dry-run."""
+    summary: tuple[Reason, ...]
+    """What is worth a line at every start."""
     commands: tuple[list[str], ...]
     """The command of every rank, per host."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Place:
-    """Where a host finds the project."""
-
-    cwd: str
-    script: str | None
-    why: str
 
 
 def choose_pythons(options: RunOptions) -> list[str]:
@@ -99,7 +84,10 @@ def prepare(hosts: Hosts, options: RunOptions, run_id: str, *, dry_run: bool) ->
         plan=plan,
         facts=tuple(facts),
         wires=wires,
-        reasons=tuple(_reasons(options, plan, wires, places, [why for _, why in choices])),
+        reasons=tuple(
+            explain_choices(plan, wires, places, hosts_why=options.hosts_reason, slots_why=[why for _, why in choices])
+        ),
+        summary=tuple(summarise_choices(plan, wires, places, _unsent_names(options))),
         commands=tuple(_command(options, host, places[index]) for index, host in enumerate(plans)),
     )
 
@@ -110,7 +98,7 @@ def _project(options: RunOptions) -> ship.Project | None:
     return ship.find_project(options.cwd, options.script)
 
 
-def _command(options: RunOptions, host: HostPlan, place: _Place) -> list[str]:
+def _command(options: RunOptions, host: HostPlan, place: Place) -> list[str]:
     if options.kind == "command":
         return [options.target, *options.arguments]
     target = place.script if place.script is not None else options.target
@@ -119,10 +107,10 @@ def _command(options: RunOptions, host: HostPlan, place: _Place) -> list[str]:
 
 def _place_project(
     hosts: Hosts, options: RunOptions, project: ship.Project | None, facts: Sequence[Facts], *, dry_run: bool
-) -> list[_Place]:
+) -> list[Place]:
     """Where each host works: in place where it shares the file system, else in its own copy."""
     script = options.target if options.kind == "script" else None
-    here = _Place(cwd=str(options.cwd), script=script, why="in place")
+    here = Place(cwd=str(options.cwd), script=script, num_sent=None, num_files=0)
     places = [here] * len(hosts.hosts)
     if project is None:
         return places
@@ -134,15 +122,18 @@ def _place_project(
     relative = os.path.relpath(options.script, project.cwd) if options.script is not None else None
     if dry_run:
         return [
-            _Place(cwd="(a copy of the project)", script=relative, why="to be copied") if index in away else here
+            Place(cwd="(a copy of the project)", script=relative, num_sent=0, num_files=len(cargo.entries))
+            if index in away
+            else here
             for index in range(len(places))
         ]
     _check_room(hosts, facts, cargo, away)
     for index, (folder, num_sent) in _send_cargo(hosts, cargo, away).items():
-        places[index] = _Place(
+        places[index] = Place(
             cwd=os.path.normpath(os.path.join(folder, project.cwd_below_root)),
             script=relative,
-            why=f"{num_sent} of {len(cargo.entries)} files sent to {hosts.hosts[index].name}:{folder}",
+            num_sent=num_sent,
+            num_files=len(cargo.entries),
         )
     return places
 
@@ -228,41 +219,11 @@ def _mismatch(names: Sequence[str], differences: Sequence[Difference]) -> HostEr
     return HostError(f"{heading}\n{table}", hint=f"{hints}\n  or, at your own risk: --allow-mismatch")
 
 
-def _reasons(
-    options: RunOptions,
-    plan: RunPlan,
-    wires: Sequence[Wire],
-    places: Sequence[_Place],
-    slot_reasons: Sequence[str],
-) -> Iterator[Reason]:
-    several = len(plan.hosts) > 1
-    yield Reason(what="hosts", why=options.hosts_reason)
-    for host, why in zip(plan.hosts, slot_reasons, strict=True):
-        yield Reason(what=f"slots on {host.name}", why=f"{host.slots}: {why}")
-    for host, wire in zip(plan.hosts, wires, strict=True):
-        yield Reason(what=f"wire of {host.name}", why=wire.reason, worth_saying=several)
-    for host, place in zip(plan.hosts, places, strict=True):
-        copied = place.cwd != str(options.cwd)
-        yield Reason(what=f"project on {host.name}", why=f"{place.why}, in {place.cwd}", worth_saying=copied)
-    for text, names in _grouped((host.name, _threads(host)) for host in plan.hosts):
-        yield Reason(what="threads", why=f"{text} on {', '.join(names)}", worth_saying=True)
-    left = sorted(name for name in os.environ if name.startswith(_OFTEN_MEANT) and name not in dict(options.env))
-    if left and any(not is_this_machine(host) for host in options.hosts):
-        text = f"{', '.join(left)}: say --env NAME for each that the ranks there need"
-        yield Reason(what="not sent to other hosts", why=text, worth_saying=True)
-
-
-def _threads(host: HostPlan) -> str:
-    threads, why = choose_num_threads(host)
-    return f"OMP_NUM_THREADS={threads} ({why})"
-
-
-def _grouped(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
-    """[(name, text)] -> [(text, names)], in the order of first appearance."""
-    groups: dict[str, list[str]] = {}
-    for name, text in pairs:
-        groups.setdefault(text, []).append(name)
-    return list(groups.items())
+def _unsent_names(options: RunOptions) -> list[str]:
+    """Variables of this process that mean something to training, and that the other hosts don't get."""
+    if all(is_this_machine(host) for host in options.hosts):
+        return []
+    return sorted(name for name in os.environ if name.startswith(_OFTEN_MEANT) and name not in dict(options.env))
 
 
 def new_run_id(now: str) -> str:

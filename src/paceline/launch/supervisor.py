@@ -9,22 +9,18 @@ asks for Finish; every start has a stop, and every stop has an end in time.
 from __future__ import annotations
 
 import dataclasses
-import re
 import signal
 from collections.abc import Mapping
 from typing import Literal
+
+from paceline.launch.failures import Failure, describe_exit, looks_like_consequence, order_failures
 
 GONE_HOST_GRACE_S = 2.0
 """The grace for the other hosts' ranks when a host has gone: some of the time was already spent on noticing it."""
 STOP_LIMIT_S = 6.0
 """Beyond the grace: a host that has not stopped by then is given up, and its lease ends it."""
-ROOT_CAUSE_WINDOW_S = 3.0
-"""A failure that looks like a consequence is one only if another failure lies this close to it."""
-
-_CONSEQUENCE = re.compile(
-    r"[Cc]onnection (closed|reset) by peer|Broken pipe|Connection refused|recvValue failed|store->get|"
-    r"ncclRemoteError|Socket Timeout|Timed out waiting|ECONNRESET|EPIPE|DistNetworkError|DistBackendError"
-)
+RAISED_LIMIT_S = 5.0
+"""A rank that has raised but does not end (a thread of the script's still runs) has failed all the same."""
 
 
 # Events
@@ -149,21 +145,6 @@ Action = PickPort | StartAll | StopHost | Say | Finish
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Failure:
-    """Something that ended a run: a rank, or a whole host (`rank` None)."""
-
-    at_s: float
-    host: int
-    rank: int | None
-    exit_code: int | None
-    what: str
-    """In words: `exit code 1: ValueError: ...`, or `signal 9 (SIGKILL): ...`."""
-    traceback: str = ""
-    is_consequence: bool = False
-    """It looks like what happens to a rank when another one has died."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
     """How it ended. `failures` has the cause first; empty after a success or an interrupt without failure."""
 
@@ -180,6 +161,7 @@ class RankState:
     host: int
     finished: bool = False
     raised: Raised | None = None
+    raised_at_s: float = 0.0
     exit_code: int | None = None
 
 
@@ -196,6 +178,7 @@ class State:
     stopped_hosts: frozenset[int] = frozenset()
     """Hosts that have nothing running, in the stopping phase."""
     gone_hosts: frozenset[int] = frozenset()
+    stopping_since_s: float = 0.0
     stop_until_s: float = 0.0
     interrupts: int = 0
     interrupted_by: int | None = None
@@ -220,11 +203,13 @@ def step(state: State, event: Event, now: float) -> Step:
         return state, []
     match event:
         case Begin():
+            if state.phase != "waiting":
+                return state, []
             return dataclasses.replace(state, phase="picking"), [PickPort()]
         case PortPicked():
             return _on_port(state, event, now)
         case Raised() | Finished():
-            return _on_word(state, event), []
+            return _on_word(state, event, now), []
         case Ended():
             return _on_ended(state, event, now)
         case HostGone():
@@ -253,10 +238,10 @@ def _on_port(state: State, event: PortPicked, now: float) -> Step:
     return state, [StartAll(attempt=state.attempt, port=event.port)]
 
 
-def _on_word(state: State, event: Raised | Finished) -> State:
+def _on_word(state: State, event: Raised | Finished, now: float) -> State:
     rank = state.ranks[event.rank]
     if isinstance(event, Raised):
-        rank = dataclasses.replace(rank, raised=event)
+        rank = dataclasses.replace(rank, raised=event, raised_at_s=now)
     else:
         rank = dataclasses.replace(rank, finished=True)
     return dataclasses.replace(state, ranks={**state.ranks, event.rank: rank})
@@ -273,27 +258,30 @@ def _on_ended(state: State, event: Ended, now: float) -> Step:
             return _stop(state, now, grace_s=0.0)
         return state, []
     stopped_by_us = state.phase == "stopping" and event.exit_code in (-signal.SIGTERM, -signal.SIGKILL)
-    if stopped_by_us and rank.raised is None:
+    is_known = any(failure.rank == event.rank for failure in state.failures)
+    if is_known or (stopped_by_us and rank.raised is None):
         return state, []
-    failure = _rank_failure(event, rank)
+    failure = _rank_failure(state, event, rank)
     return _fail(state, failure, now, grace_s=state.grace_s)
 
 
-def _rank_failure(event: Ended, rank: RankState) -> Failure:
-    what = describe_exit(event.exit_code, event.kernel_says)
-    traceback = ""
-    if rank.raised is not None:
-        what = f"{what}: {rank.raised.summary}"
-        traceback = rank.raised.traceback
+def _rank_failure(state: State, event: Ended, rank: RankState) -> Failure:
+    summary = rank.raised.summary if rank.raised is not None else ""
+    what = describe_exit(event.exit_code, event.kernel_says) + (f": {summary}" if summary else "")
+    looks_so = looks_like_consequence(summary, event.exit_code)
+    left = sorted(number for number, other in state.ranks.items() if other.exit_code == 0)
+    if looks_so and left and state.phase == "running":
+        # Nothing failed before it: the one that went without a word is what the user must look at.
+        what += f" (rank {left[0]} had left before, with exit code 0)"
+    after_stop = state.phase == "stopping" and event.at_s > state.stopping_since_s
     return Failure(
         at_s=event.at_s,
         host=rank.host,
         rank=event.rank,
         exit_code=event.exit_code,
         what=what,
-        traceback=traceback,
-        is_consequence=bool(rank.raised and _CONSEQUENCE.search(rank.raised.summary))
-        or event.exit_code == -signal.SIGABRT,
+        traceback=rank.raised.traceback if rank.raised is not None else "",
+        is_consequence=looks_so or after_stop,
     )
 
 
@@ -317,9 +305,12 @@ def _fail(state: State, failure: Failure, now: float, *, grace_s: float) -> Step
 
 
 def _stop(state: State, now: float, *, grace_s: float) -> Step:
-    state = dataclasses.replace(
-        state, phase="stopping", stopped_hosts=frozenset(), stop_until_s=now + grace_s + STOP_LIMIT_S
-    )
+    until_s = now + grace_s + STOP_LIMIT_S
+    if state.phase == "stopping":  # asked again: never later than before
+        until_s = min(until_s, state.stop_until_s)
+    else:
+        state = dataclasses.replace(state, phase="stopping", stopping_since_s=now)
+    state = dataclasses.replace(state, stopped_hosts=frozenset(), stop_until_s=until_s)
     stops: list[Action] = [StopHost(host=host, grace_s=grace_s) for host in sorted(state.hosts - state.gone_hosts)]
     if stops:
         return state, stops
@@ -345,11 +336,30 @@ def _on_interrupt(state: State, event: Interrupted, now: float) -> Step:
 
 
 def _on_tick(state: State, now: float) -> Step:
+    if state.phase == "running":
+        return _fail_if_stuck(state, now)
     if state.phase != "stopping" or now < state.stop_until_s:
         return state, []
     late = state.hosts - state.gone_hosts - state.stopped_hosts
     state = dataclasses.replace(state, gone_hosts=state.gone_hosts | late, restarts_left=0)
     return _end_if_all_stopped(state, now)
+
+
+def _fail_if_stuck(state: State, now: float) -> Step:
+    for number, rank in sorted(state.ranks.items()):
+        if rank.raised is None or rank.exit_code is not None or now - rank.raised_at_s < RAISED_LIMIT_S:
+            continue
+        failure = Failure(
+            at_s=rank.raised_at_s,
+            host=rank.host,
+            rank=number,
+            exit_code=None,
+            what=f"{rank.raised.summary} (its process did not end by itself)",
+            traceback=rank.raised.traceback,
+            is_consequence=looks_like_consequence(rank.raised.summary, 1),
+        )
+        return _fail(state, failure, now, grace_s=state.grace_s)
+    return state, []
 
 
 def _end_if_all_stopped(state: State, now: float) -> Step:
@@ -391,28 +401,3 @@ def _outcome(state: State) -> Outcome:
 
 def _all_succeeded(state: State) -> bool:
     return all(rank.exit_code == 0 or rank.finished for rank in state.ranks.values())
-
-
-def order_failures(failures: tuple[Failure, ...]) -> tuple[Failure, ...]:
-    """By time, the cause first: a failure that looks like a consequence comes after one close to it that does not."""
-    by_time = sorted(failures, key=lambda failure: failure.at_s)
-    causes = [failure for failure in by_time if not failure.is_consequence]
-    if not causes or causes[0].at_s - by_time[0].at_s > ROOT_CAUSE_WINDOW_S:
-        return tuple(by_time)
-    return (causes[0], *(failure for failure in by_time if failure is not causes[0]))
-
-
-def describe_exit(exit_code: int, kernel_says: str = "") -> str:
-    """An exit code in words."""
-    if exit_code >= 0:
-        return f"exit code {exit_code}"
-    try:
-        name = signal.Signals(-exit_code).name
-    except ValueError:
-        name = "unknown"
-    text = f"signal {-exit_code} ({name})"
-    if kernel_says:
-        return f"{text}; the kernel says: {kernel_says}"
-    if -exit_code == signal.SIGKILL:
-        return f"{text}: killed from outside, most often by the kernel because memory ran out"
-    return text
