@@ -19,6 +19,8 @@ GONE_HOST_GRACE_S = 2.0
 """The grace for the other hosts' ranks when a host has gone: some of the time was already spent on noticing it."""
 STOP_LIMIT_S = 6.0
 """Beyond the grace: a host that has not stopped by then is given up, and its lease ends it."""
+CLOCK_SLACK_S = 0.2
+"""How far a host's clock, as the driver knows it, may be off."""
 RAISED_LIMIT_S = 5.0
 """A rank that has raised but does not end (a thread of the script's still runs) has failed all the same."""
 
@@ -230,8 +232,7 @@ def _on_port(state: State, event: PortPicked, now: float) -> Step:
     if state.phase != "picking":
         return state, []
     if event.port == 0:
-        host = state.ranks[0].host
-        failure = Failure(at_s=now, host=host, rank=None, exit_code=None, what=event.problem)
+        failure = Failure(at_s=now, host=state.ranks[0].host, rank=None, exit_code=None, what=event.problem)
         return _fail(dataclasses.replace(state, restarts_left=0), failure, now, grace_s=0.0)
     fresh = {number: RankState(host=rank.host) for number, rank in state.ranks.items()}
     state = dataclasses.replace(state, phase="running", ranks=fresh, stopped_hosts=frozenset())
@@ -257,9 +258,9 @@ def _on_ended(state: State, event: Ended, now: float) -> Step:
         if state.phase == "running" and all_ended:
             return _stop(state, now, grace_s=0.0)
         return state, []
-    stopped_by_us = state.phase == "stopping" and event.exit_code in (-signal.SIGTERM, -signal.SIGKILL)
+    by_us = state.phase == "stopping" and event.exit_code in (-signal.SIGTERM, -signal.SIGKILL)
     is_known = any(failure.rank == event.rank for failure in state.failures)
-    if is_known or (stopped_by_us and rank.raised is None):
+    if is_known or (by_us and rank.raised is None):
         return state, []
     failure = _rank_failure(state, event, rank)
     return _fail(state, failure, now, grace_s=state.grace_s)
@@ -273,7 +274,8 @@ def _rank_failure(state: State, event: Ended, rank: RankState) -> Failure:
     if looks_so and left and state.phase == "running":
         # Nothing failed before it: the one that went without a word is what the user must look at.
         what += f" (rank {left[0]} had left before, with exit code 0)"
-    after_stop = state.phase == "stopping" and event.at_s > state.stopping_since_s
+    came_at_s = event.at_s if rank.raised is None else rank.raised_at_s
+    after_stop = state.phase == "stopping" and came_at_s > state.stopping_since_s + CLOCK_SLACK_S
     return Failure(
         at_s=event.at_s,
         host=rank.host,
@@ -288,12 +290,10 @@ def _rank_failure(state: State, event: Ended, rank: RankState) -> Failure:
 def _on_host_gone(state: State, event: HostGone, now: float) -> Step:
     if event.host in state.gone_hosts:
         return state, []
-    state = dataclasses.replace(state, gone_hosts=state.gone_hosts | {event.host})
+    state = dataclasses.replace(state, gone_hosts=state.gone_hosts | {event.host}, restarts_left=0)
     if state.phase == "stopping":
-        state, actions = _end_if_all_stopped(dataclasses.replace(state, restarts_left=0), now)
-        return state, actions
+        return _end_if_all_stopped(state, now)
     failure = Failure(at_s=now, host=event.host, rank=None, exit_code=None, what=event.reason)
-    state = dataclasses.replace(state, restarts_left=0)
     return _fail(state, failure, now, grace_s=min(GONE_HOST_GRACE_S, state.grace_s))
 
 
@@ -331,8 +331,8 @@ def _on_interrupt(state: State, event: Interrupted, now: float) -> Step:
     if state.phase == "stopping":
         return state, []
     state, actions = _stop(state, now, grace_s=state.grace_s)
-    text = f"{name}: stopping all ranks (up to {state.grace_s:g} s); once more to stop at once"
-    return state, [Say(text=text), *actions]
+    say = Say(text=f"{name}: stopping all ranks (up to {state.grace_s:g} s); once more to stop at once")
+    return state, [say, *actions]
 
 
 def _on_tick(state: State, now: float) -> Step:
@@ -367,9 +367,7 @@ def _end_if_all_stopped(state: State, now: float) -> Step:
         return state, []
     if state.failures and state.restarts_left > 0:
         cause = order_failures(state.failures)[0]
-        text = (
-            f"starting all ranks again ({state.restarts_left} of {state.restarts_left + state.attempt} restarts left)"
-        )
+        left = f"{state.restarts_left} of {state.restarts_left + state.attempt} restarts left"
         state = dataclasses.replace(
             state,
             phase="picking",
@@ -378,22 +376,21 @@ def _end_if_all_stopped(state: State, now: float) -> Step:
             failures=(),
         )
         where = f"rank {cause.rank}" if cause.rank is not None else "a host"
-        return state, [Say(text=f"{where} failed ({cause.what}); {text}"), PickPort()]
+        return state, [Say(text=f"{where} failed ({cause.what}); starting all ranks again ({left})"), PickPort()]
     state = dataclasses.replace(state, phase="done")
     return state, [Finish(outcome=_outcome(state))]
 
 
 def _outcome(state: State) -> Outcome:
-    failures = order_failures(state.failures)
     if state.interrupted_by is not None:
         exit_code = 128 + state.interrupted_by
-    elif failures or not _all_succeeded(state):
+    elif state.failures or not _all_succeeded(state):
         exit_code = 1
     else:
         exit_code = 0
     return Outcome(
         exit_code=exit_code,
-        failures=failures,
+        failures=order_failures(state.failures),
         interrupted_by=state.interrupted_by,
         attempts=state.attempt + 1,
     )
