@@ -147,9 +147,7 @@ def resolve_slots(host: Host, num_gpus: int) -> tuple[int, str]:
     """How many ranks a host gets, and why, once it has said how many GPUs it has. Raises HostError."""
     if host.gpus is not None and max(host.gpus) >= num_gpus:
         found = f"has {num_gpus} GPUs, numbered from 0" if num_gpus else "has no GPU"
-        raise HostError(
-            f"{host.origin}: gpus={','.join(map(str, host.gpus))} was asked for, but {host.name} {found}"
-        )
+        raise HostError(f"{host.origin}: gpus={','.join(map(str, host.gpus))} was asked for, but {host.name} {found}")
     if host.slots is not None:
         return host.slots, f"{host.slots} asked for in {host.origin}"
     if host.gpus is not None:

@@ -99,9 +99,7 @@ def list_candidates(
     )
 
 
-def _of_host(
-    index: int, host: Host, interfaces: Sequence[Interface], nic: Nic | None
-) -> tuple[Candidate, ...]:
+def _of_host(index: int, host: Host, interfaces: Sequence[Interface], nic: Nic | None) -> tuple[Candidate, ...]:
     found: list[Candidate] = []
     override = f"ip= in {host.origin}" if host.ip else f"--nic {nic.text}" if nic else ""
     for interface in interfaces:

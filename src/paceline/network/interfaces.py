@@ -101,9 +101,7 @@ _KINDS = {
     "ppp": (OVERLAY, "tunnel"),
     "vxlan": (OVERLAY, "overlay"),
     "geneve": (OVERLAY, "overlay"),
-    **dict.fromkeys(
-        ("tun", "wireguard", "ipip", "sit", "ip6tnl", "vti", "vti6", "xfrm"), (OVERLAY, "tunnel")
-    ),
+    **dict.fromkeys(("tun", "wireguard", "ipip", "sit", "ip6tnl", "vti", "vti6", "xfrm"), (OVERLAY, "tunnel")),
     **dict.fromkeys(("gre", "gretap", "ip6gre", "ip6gretap", "erspan", "bareudp"), (OVERLAY, "tunnel")),
 }
 
@@ -156,7 +154,7 @@ def list_interfaces() -> list[Interface]:
         entry = _read_address(payload)
         if entry is not None:
             addresses.setdefault(entry[0], []).append(entry[1])
-    links = {link.index: link for link in map(_read_link, _dump(_RTM_GETLINK, _RTM_NEWLINK))}
+    links = {link.index: link for link in map(_Link, _dump(_RTM_GETLINK, _RTM_NEWLINK))}
     with_device = _spread_device(links)
     return [
         Interface(
@@ -175,17 +173,24 @@ def list_interfaces() -> list[Interface]:
     ]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class _Link:
-    index: int
-    name: str
-    kind: str
-    flags: int
-    mtu: int
-    master: int
-    below: int
-    device: bool
-    wireless: bool
+    """An interface without its addresses. A plain class: each dataclass costs a host's start a millisecond."""
+
+    def __init__(self, payload: bytes) -> None:
+        _, hardware, self.index, self.flags, _ = struct.unpack_from("=BxHiII", payload)
+        found = _attributes(payload, 16)
+        info = _attributes(found.get(_IFLA_LINKINFO, b""))
+        self.name = _text(found[_IFLA_IFNAME])
+        self.kind = _text(info.get(_IFLA_INFO_KIND, b"")) or _HARDWARE_KINDS.get(hardware, "")
+        self.mtu = _number(found.get(_IFLA_MTU), 0)
+        self.master = _number(found.get(_IFLA_MASTER), 0)
+        # Of a veth or macvlan it may be a number of another namespace, and so another interface of ours.
+        self.below = _number(found.get(_IFLA_LINK), 0) if self.kind == "vlan" else 0
+        folder = f"/sys/class/net/{self.name}"
+        # In a network namespace of its own, /sys may still show the machine's interfaces, with other addresses.
+        known = _read_file(f"{folder}/address") == found.get(_IFLA_ADDRESS, b"").hex(":")
+        self.device = known and os.path.exists(f"{folder}/device")
+        self.wireless = self.name.startswith("wl") or (known and os.path.exists(f"{folder}/phy80211"))
 
 
 def _dump(request: int, answer: int) -> Iterator[bytes]:
@@ -237,29 +242,6 @@ def _read_address(payload: bytes) -> tuple[int, tuple[str, str, int]] | None:
     if flags & _IFA_F_TEMPORARY:
         return None  # a privacy address goes away in the middle of a long run
     return index, ("inet6", socket.inet_ntop(family, raw), prefix_length)
-
-
-def _read_link(payload: bytes) -> _Link:
-    _, hardware, index, flags, _ = struct.unpack_from("=BxHiII", payload)
-    found = _attributes(payload, 16)
-    info = _attributes(found.get(_IFLA_LINKINFO, b""))
-    name = _text(found[_IFLA_IFNAME])
-    kind = _text(info.get(_IFLA_INFO_KIND, b"")) or _HARDWARE_KINDS.get(hardware, "")
-    folder = f"/sys/class/net/{name}"
-    # In a network namespace of its own, /sys may still show the machine's interfaces, with other addresses.
-    known = _read_file(f"{folder}/address") == found.get(_IFLA_ADDRESS, b"").hex(":")
-    return _Link(
-        index=index,
-        name=name,
-        kind=kind,
-        flags=flags,
-        mtu=_number(found.get(_IFLA_MTU), 0),
-        master=_number(found.get(_IFLA_MASTER), 0),
-        # Across namespaces the number would be another interface of ours: a veth's or macvlan's.
-        below=_number(found.get(_IFLA_LINK), 0) if kind == "vlan" else 0,
-        device=known and os.path.exists(f"{folder}/device"),
-        wireless=name.startswith("wl") or (known and os.path.exists(f"{folder}/phy80211")),
-    )
 
 
 def _spread_device(links: dict[int, _Link]) -> set[int]:

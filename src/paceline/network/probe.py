@@ -87,7 +87,7 @@ class Listener:
         try:
             listener = socket.create_server((address, 0), family=_family(address), backlog=MAX_SOCKETS)
         except OSError as error:
-            self.failures[address] = error.strerror or str(error)
+            self.failures[address] = os.strerror(error.errno) if error.errno else str(error)
             return
         listener.setblocking(False)
         self.ports[address] = listener.getsockname()[1]
@@ -132,9 +132,7 @@ class Listener:
             if data and len(received) < _HELLO_BYTES:
                 return
             challenge = bytes(received[:16])
-            if len(received) == _HELLO_BYTES and bytes(received[16:]) == _sign(
-                self._nonce, b"dial", challenge
-            ):
+            if len(received) == _HELLO_BYTES and bytes(received[16:]) == _sign(self._nonce, b"dial", challenge):
                 connection.send(self._index + _sign(self._nonce, b"answer", challenge + self._index))
         self._drop(connection)
 

@@ -19,6 +19,8 @@ from paceline.network.interfaces import NEVER
 
 DIAL_TIMEOUT_S = 2.5
 """A first packet that is lost is sent again after one second."""
+_NOISE_MS = 5.0
+"""A difference in round trip up to this is the host being busy, not the wire."""
 _MAX_PAIRS_NAMED = 3
 
 
@@ -47,6 +49,7 @@ class Wire:
 LOOPBACK = Wire(address="127.0.0.1", interface="lo", reason="lo 127.0.0.1: one host only, nothing leaves it")
 
 Candidates = Sequence[Sequence[Candidate]]
+Choice = tuple[Candidate, ...]
 _Key = tuple[int, str, int, str]
 
 
@@ -71,8 +74,8 @@ def choose_wires(
 def find_wires(candidates: Candidates, results: Iterable[DialResult]) -> tuple[Wire, ...] | None:
     """The best complete choice that these results allow, or None.
 
-    Better is: the worst tier in use is lower; all in one subnet; the slowest link faster; the round trip at least
-    a millisecond shorter (less is noise); first in the hosts' own order. The results may come in any order.
+    Better is: the worst tier in use is lower; all in one subnet; the slowest link faster; the round trip
+    clearly shorter; first in the hosts' own order. The order of the results does not matter.
     """
     best = _by_dial(results)
     works = {key for key, result in best.items() if result.outcome == probe.OK}
@@ -84,7 +87,7 @@ def find_wires(candidates: Candidates, results: Iterable[DialResult]) -> tuple[W
         if not choices and (choice := _solve(pool, works)) is not None:
             choices = [choice]
         if choices:
-            choice = min(choices, key=lambda choice: _cost(choice, best))
+            choice = _pick(choices, best)
             return tuple(_describe(chosen, choice, candidates, best) for chosen in choice)
     return None
 
@@ -107,7 +110,7 @@ def _key(source: Candidate, there: Candidate) -> _Key:
     return (source.host, source.address, there.host, there.address)
 
 
-def _solve(domains: Candidates, works: set[_Key]) -> tuple[Candidate, ...] | None:
+def _solve(domains: Candidates, works: set[_Key]) -> Choice | None:
     """One candidate per host, all reaching each other; earlier and faster ones first. None if there is none.
 
     A search that, after each step, throws out what can't be part of an answer any more: so a single pair of
@@ -135,9 +138,7 @@ def _prune(domains: Candidates, works: set[_Key]) -> list[tuple[Candidate, ...]]
         for index, of_host in enumerate(left):
             others = [other for position, other in enumerate(left) if position != index]
             kept = tuple(
-                one
-                for one in of_host
-                if all(any(_talk(one, two, works) for two in other) for other in others)
+                one for one in of_host if all(any(_talk(one, two, works) for two in other) for other in others)
             )
             changed |= len(kept) < len(of_host)
             left[index] = kept
@@ -148,16 +149,24 @@ def _talk(one: Candidate, two: Candidate, works: set[_Key]) -> bool:
     return _key(one, two) in works and _key(two, one) in works
 
 
-def _cost(choice: Sequence[Candidate], best: dict[_Key, DialResult]) -> tuple[int, int, list[int], list[str]]:
-    times_ms = [best[_key(a, b)].elapsed_ms for a in choice for b in choice if a.host != b.host]
-    slowest = min(candidate.speed_mbps for candidate in choice)
-    orders, addresses = [c.order for c in choice], [c.address for c in choice]
-    return (-slowest, round(statistics.median(times_ms)), orders, addresses)
+def _pick(choices: Sequence[Choice], best: dict[_Key, DialResult]) -> Choice:
+    """Among choices of equal tier: see `find_wires`."""
+    fastest = max(map(_slowest_link, choices))
+    times_ms = {choice: _round_trip_ms(choice, best) for choice in choices if _slowest_link(choice) == fastest}
+    limit_ms = min(times_ms.values()) + _NOISE_MS
+    near = [choice for choice, elapsed_ms in times_ms.items() if elapsed_ms <= limit_ms]
+    return min(near, key=lambda choice: ([c.order for c in choice], [c.address for c in choice]))
 
 
-def _describe(
-    chosen: Candidate, choice: Sequence[Candidate], candidates: Candidates, best: dict[_Key, DialResult]
-) -> Wire:
+def _slowest_link(choice: Choice) -> int:
+    return min(candidate.speed_mbps for candidate in choice)
+
+
+def _round_trip_ms(choice: Choice, best: dict[_Key, DialResult]) -> float:
+    return statistics.median(best[_key(a, b)].elapsed_ms for a in choice for b in choice if a.host != b.host)
+
+
+def _describe(chosen: Candidate, choice: Choice, candidates: Candidates, best: dict[_Key, DialResult]) -> Wire:
     others = len(choice) - 1
     reach = "the other host" if others == 1 else f"all {others} other hosts"
     parts = [f"{chosen.label}: reaches {reach}, {chosen.why}"]
@@ -194,9 +203,7 @@ def _join(words: Sequence[str]) -> str:
 def explain_failure(candidates: Candidates, results: Iterable[DialResult]) -> HostError:
     """The error for results that allow no complete choice: the failing pairs, why, what mends the first."""
     best = _by_dial(results)
-    nearest = [
-        max(of_host, key=lambda c: (_num_working(c, best), -c.tier, -c.order)) for of_host in candidates
-    ]
+    nearest = [max(of_host, key=lambda c: (_num_working(c, best), -c.tier, -c.order)) for of_host in candidates]
     failing = [
         (source, there, best.get(_key(source, there)))
         for source in nearest
@@ -205,7 +212,8 @@ def explain_failure(candidates: Candidates, results: Iterable[DialResult]) -> Ho
     ]
     lines = [_explain_pair(*pair, candidates) for pair in failing[:_MAX_PAIRS_NAMED]]
     if len(failing) > _MAX_PAIRS_NAMED:
-        lines.append(f"and {len(failing) - _MAX_PAIRS_NAMED} more pairs")
+        left = len(failing) - _MAX_PAIRS_NAMED
+        lines.append(f"and {left} more pair{'s' if left > 1 else ''}")
     everyone = "both hosts" if len(candidates) == 2 else f"all {len(candidates)} hosts"
     return HostError("\n  ".join([f"no network joins {everyone}:", *lines]), hint=_find_hint(*failing[0]))
 
@@ -222,9 +230,7 @@ def _num_working(candidate: Candidate, best: dict[_Key, DialResult]) -> int:
     return len(outward) + len(inward)
 
 
-def _explain_pair(
-    source: Candidate, there: Candidate, result: DialResult | None, candidates: Candidates
-) -> str:
+def _explain_pair(source: Candidate, there: Candidate, result: DialResult | None, candidates: Candidates) -> str:
     pair = f"{source.host_name} ({source.label}) to {there.host_name} ({there.label})"
     if result is None:
         if (":" in source.address) != (":" in there.address):
