@@ -35,6 +35,7 @@ def parse_one(line: str) -> Host:
         ("alice env.A=1 env.B='x # y = z' env.C=", Host(name="alice", env=(("A", "1"), ("B", "x # y = z"), ("C", "")))),
         ("alice env.A=a#b", Host(name="alice", env=(("A", "a#b"),))),
         ('alice env.A="say \\"#1\\" " # note', Host(name="alice", env=(("A", 'say "#1" '),))),
+        ("alice env.A='C:\\' # it's ours", Host(name="alice", env=(("A", "C:\\"),))),
         ("alice slots=2\r", Host(name="alice", slots=2)),
     ],
 )  # fmt: skip

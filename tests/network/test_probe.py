@@ -153,9 +153,12 @@ def test_strangers_learn_nothing_and_do_no_harm() -> None:
                 stranger.sendall(garbage)
                 assert stranger.recv(64) == b""
         with contextlib.ExitStack() as stack:  # silent ones, more than it holds
-            for _ in range(probe.MAX_SOCKETS + 20):
-                stack.enter_context(socket.create_connection(where, timeout=5))
+            strangers = [
+                stack.enter_context(socket.create_connection(where, timeout=5)) for _ in range(probe.MAX_SOCKETS + 20)
+            ]
             results = dial([("127.0.0.1", 1, *where)], NONCE, 5.0)
+            strangers[0].settimeout(probe.STRANGER_S / 4)
+            assert strangers[0].recv(1) == b"", "the oldest gives way"
     assert [outcome for outcome, _, _ in results] == [OK]
 
 
