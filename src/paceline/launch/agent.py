@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 from paceline.launch import protocol, receive
 from paceline.launch.facts import gather_facts, state_folder
+from paceline.launch.ports import PortTakenError, hold_port
 from paceline.launch.process import (
     Ending,
     RankProcess,
@@ -206,16 +207,11 @@ class Agent:
     def _on_hold_port(self, message: protocol.HoldPort) -> None:
         if self._held_port is not None:
             self._held_port.close()
-        self._held_port = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        # Bound but not listening: nobody else gets this port, while rank 0, which also sets SO_REUSEADDR, may.
-        self._held_port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._held_port = None
         try:
-            self._held_port.bind(("", message.port))
-            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
-                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                trial.bind(("", self._held_port.getsockname()[1]))
-        except (OSError, OverflowError) as error:
-            self._send(protocol.PortHeld(port=0, holder=str(error)))
+            self._held_port = hold_port(message.port)
+        except PortTakenError as taken:
+            self._send(protocol.PortHeld(port=0, holder=str(taken)))
             return
         self._send(protocol.PortHeld(port=self._held_port.getsockname()[1], holder=""))
 

@@ -36,8 +36,9 @@ def compare_facts(
                 hint=f"on {lacking}: {python} -m pip install {wanted}   (or another interpreter: --python PATH)",
             )
         )
-    elif len({_public_version(version) for version in torch_versions}) > 1:
-        others = _others(names, [_public_version(version) for version in torch_versions])
+    elif len({_public_version(version) for version in torch_versions if version}) > 1:
+        # A host without torch, which only a command that needs none comes to, is not one with another torch.
+        others = _others(names, [_public_version(version or reference) for version in torch_versions])
         found.append(
             Difference(
                 what="torch",

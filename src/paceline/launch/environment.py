@@ -49,12 +49,12 @@ class RunPlan:
         return dict(enumerate(hosts))
 
 
-def choose_num_threads(host: HostPlan) -> tuple[int, str]:
+def choose_num_threads(host: HostPlan) -> tuple[str, str]:
     """OMP_NUM_THREADS for a rank, and why."""
     if "OMP_NUM_THREADS" in host.env:
-        return int(host.env["OMP_NUM_THREADS"]), "asked for"
+        return host.env["OMP_NUM_THREADS"], "asked for"  # as it is: `4,2` is a value for nested teams
     threads = max(1, host.num_cores // host.slots)
-    return threads, f"{host.num_cores} cores for {host.slots} rank{'s' if host.slots > 1 else ''}"
+    return str(threads), f"{host.num_cores} cores for {host.slots} rank{'s' if host.slots > 1 else ''}"
 
 
 def rank_environments(plan: RunPlan, host_index: int, *, port: int, attempt: int) -> list[dict[str, str]]:
@@ -70,6 +70,8 @@ def rank_environments(plan: RunPlan, host_index: int, *, port: int, attempt: int
             "ROLE_RANK": str(rank),
             "OMPI_COMM_WORLD_RANK": str(rank),
             "OMPI_COMM_WORLD_LOCAL_RANK": str(local_rank),
+            "OMPI_COMM_WORLD_NODE_RANK": str(local_rank),  # Open MPI's word for the rank on its node, not the node's
+            "PACELINE_RANK": str(rank),
         }
         for local_rank, rank in enumerate(range(first_rank, first_rank + local_size))
     ]
@@ -79,7 +81,8 @@ def _shared_environment(plan: RunPlan, host_index: int, *, port: int, attempt: i
     host = plan.hosts[host_index]
     world_size, num_hosts, local_size = str(plan.num_ranks), str(len(plan.hosts)), str(host.slots)
     environment = {
-        "OMP_NUM_THREADS": str(choose_num_threads(host)[0]),
+        "OMP_NUM_THREADS": choose_num_threads(host)[0],
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "PYTHONUNBUFFERED": "1",  # else the last words of a rank that is killed are lost
         "GLOO_SOCKET_IFNAME": host.interface,
         "NCCL_SOCKET_IFNAME": f"={host.interface}",
@@ -99,11 +102,11 @@ def _shared_environment(plan: RunPlan, host_index: int, *, port: int, attempt: i
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "OMPI_COMM_WORLD_SIZE": world_size,
         "OMPI_COMM_WORLD_LOCAL_SIZE": local_size,
-        "OMPI_COMM_WORLD_NODE_RANK": str(host_index),
         "PACELINE_RUN_ID": plan.run_id,
         "PACELINE_HOST": host.name,
         "PACELINE_ATTEMPT": str(attempt),
         "PACELINE_WORLD_SIZE": world_size,
+        "PACELINE_NUM_HOSTS": num_hosts,
         LEASE_VARIABLE: f"{plan.run_id}/{host_index}",
     }
     paths = [*host.python_path, *filter(None, [host.env.get("PYTHONPATH")])]

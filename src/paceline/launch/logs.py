@@ -48,7 +48,9 @@ class LineSplitter:
 def _line(raw: bytes) -> Line:
     raw = raw.rstrip(b"\r")
     states = raw.split(b"\r")
-    return Line(text=states[-1].decode(errors="replace"), is_bar=len(states) > 1)
+    # A bar that was wiped with spaces, and then a line in its place: that line is no bar.
+    is_bar = len(states) > 1 and not states[-2].isspace()
+    return Line(text=states[-1].decode(errors="replace"), is_bar=is_bar)
 
 
 class TextSink(Protocol):
@@ -102,8 +104,9 @@ class Screen:
         try:
             out.write(text)
             out.flush()
-        except BrokenPipeError:
-            # Whoever read our output has gone (`paceline run ... | head`): the run goes on, the files have it all.
+        except OSError:
+            # Whoever read our output has gone (`paceline run ... | head`, a closed terminal): the run goes on, and
+            # the files have it all.
             self._streams = {name: _Nowhere() if stream is out else stream for name, stream in self._streams.items()}
         except UnicodeEncodeError:
             out.write(text.encode("ascii", "backslashreplace").decode())

@@ -292,7 +292,7 @@ class Decoder:
             record = json.loads(line)
             payload_bytes = int(record.pop("payload_bytes", 0))
             message = _TYPES[record.pop("type")](**record)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ProtocolError(f"not a message: {line[:200]!r}") from error
         if not 0 <= payload_bytes <= MAX_LINE_BYTES:
             raise ProtocolError(f"a payload of {payload_bytes} bytes")
