@@ -7,9 +7,11 @@ when, and if, the script imports torch.distributed.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
+import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -47,37 +49,63 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 def _watched(init_process_group: Callable[..., None], module: ModuleType) -> Callable[..., None]:
+    signature = inspect.signature(init_process_group)
+
     @functools.wraps(init_process_group)
     def init(*args: Any, **kwargs: Any) -> None:
-        problem = find_problem(os.environ, kwargs.get("world_size", -1), kwargs.get("init_method"))
-        if problem is not None:
-            raise WorldError(problem, hint=_HINT)
+        with contextlib.suppress(TypeError):  # of a wrong call, which the real one explains better
+            asked = signature.bind(*args, **kwargs).arguments
+            known = {name: asked[name] for name in ("world_size", "rank") if asked.get(name) is not None}
+            meeting = "a store" if asked.get("store") is not None else asked.get("init_method") or "env://"
+            _refuse(find_problem(os.environ, **known, meeting=meeting))
         init_process_group(*args, **kwargs)
-        problem = find_problem(os.environ, module.get_world_size(), None)  # type: ignore[attr-defined]
-        if problem is not None:
-            raise WorldError(problem, hint=_HINT)
+        made = {"world_size": module.get_world_size(), "rank": module.get_rank()}  # type: ignore[attr-defined]
+        _refuse(find_problem(os.environ, **made, meeting="where they have met"))
 
     return init
 
 
+def _refuse(problem: str | None) -> None:
+    if problem is not None:
+        raise WorldError(problem, hint=_HINT)
+
+
+_THIS_MACHINE = {"localhost", "127.0.0.1", "::1", "[::1]"}
 _HINT = (
     "let the script take RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from the environment, "
     "as under torchrun; or start it on one host with one rank, if it starts its own workers"
 )
 
 
-def find_problem(environ: Mapping[str, str], world_size: int, init_method: str | None) -> str | None:
+def find_problem(environ: Mapping[str, str], *, world_size: int = -1, rank: int = -1, meeting: str) -> str | None:
     """What is wrong with the process group that is about to be made, or None.
 
-    `world_size`: what the script passes, or -1 where it leaves it to the environment.
+    `world_size` and `rank`: what the script passes, or -1 where it leaves it to the environment. `meeting`: where the
+    ranks are to meet, as an `init_method`.
     """
-    started = int(environ["PACELINE_WORLD_SIZE"])
-    if world_size is None or world_size < 0:
+    started, started_rank = int(environ["PACELINE_WORLD_SIZE"]), int(environ["PACELINE_RANK"])
+    if world_size < 0:
         world_size = int(environ.get("WORLD_SIZE", started))
-    if world_size == started:
-        return None
-    where = init_method or f"{environ.get('MASTER_ADDR', '?')}:{environ.get('MASTER_PORT', '?')}"
-    return (
-        f"paceline started {started} ranks, but this script makes a process group of {world_size} of its own "
-        f"(at {where}): every host would train by itself"
-    )
+    if rank < 0:
+        rank = int(environ.get("RANK", started_rank))
+    address = meeting
+    if meeting.startswith("env://"):
+        address = environ.get("MASTER_ADDR", "?")
+    elif meeting.startswith("tcp://"):
+        address = meeting.removeprefix("tcp://").rpartition(":")[0]
+    if world_size != started:
+        return (
+            f"paceline started {started} ranks, but this script makes a process group of {world_size} of its own "
+            f"(at {address}): every host would train by itself"
+        )
+    if rank != started_rank:
+        return (
+            f"paceline started this process as rank {started_rank}, but the script joins as rank {rank}: "
+            "it numbers its workers by itself, and two of them would have the same number"
+        )
+    if int(environ["PACELINE_NUM_HOSTS"]) > 1 and address in _THIS_MACHINE:
+        return (
+            f"the script's ranks are to meet at {address}, which is another machine on each of the "
+            f"{environ['PACELINE_NUM_HOSTS']} hosts: they would wait for each other until the time limit"
+        )
+    return None
