@@ -29,7 +29,7 @@ from typing import NoReturn
 
 from paceline.lab import namespaces
 from paceline.lab.requirements import tool
-from paceline.lab.spec import LAB_ROOT, STAY, LabSpec, bucket_bytes
+from paceline.lab.spec import LAB_ROOT, STAY, LabSpec, bucket_bytes, cores_of
 
 SWITCH = "switch"
 
@@ -87,6 +87,7 @@ def _be_host(spec: LabSpec, host: str) -> NoReturn:
 
 
 def _set_up(spec: LabSpec, host: str) -> subprocess.Popen[bytes]:
+    os.sched_setaffinity(0, cores_of(spec, host, os.sched_getaffinity(0)))
     _write_pid(spec.folder / host)
     switch = os.open("/proc/self/ns/net", os.O_RDONLY)
     kinds = (namespaces.NEW_MOUNTS, namespaces.NEW_NETWORK, namespaces.NEW_HOSTNAME, namespaces.NEW_IPC)

@@ -145,7 +145,7 @@ class Lab:
         command = wrap_command(argv, pid=pid, cwd=os.getcwd() if cwd is None else cwd)
         environ = host_environment(os.environ if env is None else env, home=self.spec.home)
         try:
-            with namespaces.children_in(f"/proc/{pid}/ns/pid"):
+            with namespaces.children_on(os.sched_getaffinity(pid)), namespaces.children_in(f"/proc/{pid}/ns/pid"):
                 return subprocess.Popen(command, env=environ, **options)
         except OSError as error:
             # ENOMEM is also what the kernel says when process 1 is just ending.

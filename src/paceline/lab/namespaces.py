@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from pathlib import Path
 
 NEW_MOUNTS = 0x00020000
@@ -54,6 +54,17 @@ def children_in(pid_namespace: str | None) -> Generator[None, None, None]:
             _check(_libc.setns(own, NEW_PIDS), "setns back")
     finally:
         os.close(own)
+
+
+@contextlib.contextmanager
+def children_on(cores: Collection[int]) -> Generator[None, None, None]:
+    """Children that this thread starts meanwhile run on these cores only. Raises OSError."""
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, own)
 
 
 def keep_mounts_private() -> None:

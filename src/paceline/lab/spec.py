@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -142,9 +142,19 @@ def bucket_bytes(rate_bits_per_s: int) -> int:
 
 
 def hosts_file(spec: LabSpec, host: str) -> str:
-    """/etc/hosts as Debian's installer leaves it, own name on 127.0.1.1 and all, and the other hosts."""
+    """/etc/hosts as Debian's installer leaves it, own name on 127.0.1.1 and all, and the other hosts.
+
+    The own address has a name too: PyTorch asks for it, and warns on every rank where there is none.
+    """
     others = "".join(f"{spec.address(other)}\t{other}\n" for other in spec.hosts if other != host)
-    return f"127.0.0.1\tlocalhost\n127.0.1.1\t{host}\n::1\tlocalhost ip6-localhost ip6-loopback\n{others}"
+    own = f"127.0.1.1\t{host}\n{spec.address(host)}\t{host}-eth0\n"
+    return f"127.0.0.1\tlocalhost\n{own}::1\tlocalhost ip6-localhost ip6-loopback\n{others}"
+
+
+def cores_of(spec: LabSpec, host: str, available: Collection[int]) -> set[int]:
+    """The host's share of the machine's cores, at least one: so that it tells its ranks an honest number of them."""
+    cores, index, num_hosts = sorted(available), spec.hosts.index(host), len(spec.hosts)
+    return set(cores[index::num_hosts]) or {cores[index % len(cores)]}
 
 
 def sshd_config() -> str:
