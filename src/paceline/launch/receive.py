@@ -55,8 +55,7 @@ class ProjectCopy:
         self._entries = entries
         wanted = {entry[0] for entry in entries}
         for path in self._earlier_paths() - wanted:
-            with contextlib.suppress(OSError):
-                os.unlink(self._inside(path))
+            self._remove(path)
         # Written before the files are, so that the next run knows what a run that ended half-way put here.
         with open(self._index_path, "w", encoding="utf-8") as file:
             json.dump(sorted(wanted), file)
@@ -114,6 +113,14 @@ class ProjectCopy:
             return False
         os.chmod(target, mode)
         return True
+
+    def _remove(self, path: str) -> None:
+        """The file, and the folders that are empty without it."""
+        target = self._inside(path)
+        with contextlib.suppress(OSError):
+            os.unlink(target)
+            while (target := os.path.dirname(target)) != self.folder:
+                os.rmdir(target)
 
     def _make_folder(self, folder: str) -> None:
         """Make the folder; a file of an earlier state of the project that stands in its way is removed."""

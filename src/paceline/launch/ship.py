@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import io
 import os
 import secrets
 import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from paceline.errors import InputError
 from paceline.launch import protocol
@@ -58,6 +60,7 @@ def find_project(cwd: Path, script: Path | None) -> Project:
 
     `script` is an absolute path, or None for a module or another command. Raises InputError for a home folder.
     """
+    script = None if script is None else Path(os.path.normpath(script))  # `../train.py` lies outside, not inside
     top = _git_top(cwd)
     if top is not None and (script is None or script.is_relative_to(top)):
         return Project(root=top, cwd=cwd, reason=f"git repository {top}")
@@ -65,10 +68,9 @@ def find_project(cwd: Path, script: Path | None) -> Project:
         top = _git_top(script.parent)
         if top is not None and not cwd.is_relative_to(top):
             return Project(root=top, cwd=script.parent, reason=f"git repository of the script, {top}")
-    whole_machine = {Path.home(), Path("/"), Path("/tmp")}
-    if (script is None or script.is_relative_to(cwd)) and cwd not in whole_machine:
+    if (script is None or script.is_relative_to(cwd)) and not _is_no_project(cwd):
         return Project(root=cwd, cwd=cwd, reason=f"the folder {cwd}")
-    if script is not None and script.parent not in whole_machine:
+    if script is not None and not _is_no_project(script.parent):
         return Project(root=script.parent, cwd=script.parent, reason=f"the script's folder, {script.parent}")
     raise InputError(
         f"{cwd} is no project folder: all of it would be copied to the other hosts",
@@ -76,7 +78,12 @@ def find_project(cwd: Path, script: Path | None) -> Project:
     )
 
 
+def _is_no_project(folder: Path) -> bool:
+    return folder in {Path.home(), Path("/"), Path("/tmp")}
+
+
 def _git_top(folder: Path) -> Path | None:
+    """The repository that the folder lies in; one that is a whole home folder (dotfiles) is no project."""
     try:
         answer = subprocess.run(
             ["git", "-C", str(folder), "rev-parse", "--show-toplevel"],
@@ -86,7 +93,8 @@ def _git_top(folder: Path) -> Path | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return Path(answer.stdout.strip()) if answer.returncode == 0 and answer.stdout.strip() else None
+    top = answer.stdout.removesuffix("\n")
+    return Path(top) if answer.returncode == 0 and top and not _is_no_project(Path(top)) else None
 
 
 def load_project(project: Project) -> Cargo:
@@ -125,7 +133,7 @@ def _list_files(root: Path) -> list[str]:
             timeout=60,
         )
         if listed.returncode == 0:
-            return sorted({os.fsdecode(path) for path in listed.stdout.split(b"\0") if path})
+            return sorted(set(_with_inner_repositories(root, listed.stdout)))
     except (OSError, subprocess.TimeoutExpired):
         pass  # no git here: walk
     paths: list[str] = []
@@ -136,8 +144,21 @@ def _list_files(root: Path) -> list[str]:
     return sorted(paths)
 
 
+def _with_inner_repositories(root: Path, listed: bytes) -> Iterator[str]:
+    """Git names a submodule, or a repository inside another, as a folder: what is in it belongs to the project."""
+    for path in filter(None, map(os.fsdecode, listed.split(b"\0"))):
+        full = root / path
+        if full.is_symlink() or not full.is_dir():
+            yield path
+        elif (full / ".git").exists():
+            yield from (os.path.join(path, inner) for inner in _list_files(full))
+
+
 def _entry(root: Path, path: str) -> Entry | None:
-    """[path, mode, size, sha256, link]; None for what is no longer there, or is neither file nor link."""
+    """[path, mode, size, sha256, link]; None for what is no longer there, or is neither file nor link.
+
+    Raises InputError for a file that can't be read.
+    """
     full = os.path.join(root, path)
     try:
         status = os.lstat(full)
@@ -146,12 +167,19 @@ def _entry(root: Path, path: str) -> Entry | None:
             inside = os.path.normpath(os.path.join(os.path.dirname(path), link))
             if not os.path.isabs(link) and not inside.startswith(".."):
                 return (path, 0o777, 0, None, link)
-            status = os.stat(full)  # a link that leaves the project: its content travels
+            status = os.stat(full)  # a link that leaves the project: its content travels, if it is a file
+            if stat.S_ISDIR(status.st_mode) and os.path.isabs(link):
+                return (path, 0o777, 0, None, link)  # a data folder, which every host may have at the same place
         if not stat.S_ISREG(status.st_mode):
             return None
         return (path, stat.S_IMODE(status.st_mode), status.st_size, file_sha256(full), None)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise InputError(
+            f"{full} can't be copied to the other hosts: {error.strerror}",
+            hint="set its rights, or add it to .gitignore",
+        ) from error
 
 
 def _too_large(root: Path) -> InputError:
@@ -171,10 +199,10 @@ def _too_large(root: Path) -> InputError:
 
 
 def pieces(cargo: Cargo, missing: list[str]) -> Iterator[tuple[protocol.FileData, bytes]]:
-    """The content of the missing files as messages, in order."""
+    """The content of the missing files as messages, in order. A file that has just gone is sent empty; the hash tells."""
     for number, path in enumerate(missing):
         last_file = number == len(missing) - 1
-        with open(cargo.root / path, "rb") as file:
+        with _open_or_empty(cargo.root / path) as file:
             data = file.read(protocol.MAX_PAYLOAD_BYTES)
             while True:
                 following = file.read(protocol.MAX_PAYLOAD_BYTES)
@@ -186,6 +214,13 @@ def pieces(cargo: Cargo, missing: list[str]) -> Iterator[tuple[protocol.FileData
                 if last:
                     break
                 data = following
+
+
+def _open_or_empty(path: Path) -> BinaryIO:
+    try:
+        return open(path, "rb")
+    except OSError:
+        return io.BytesIO()
 
 
 def write_token(root: Path) -> tuple[Path, str] | None:
