@@ -199,7 +199,7 @@ def _too_large(root: Path) -> InputError:
 
 
 def pieces(cargo: Cargo, missing: list[str]) -> Iterator[tuple[protocol.FileData, bytes]]:
-    """The content of the missing files as messages, in order. A file that has just gone is sent empty; the hash tells."""
+    """The content of the missing files as messages, in order. A file that has just gone is sent as empty."""
     for number, path in enumerate(missing):
         last_file = number == len(missing) - 1
         with _open_or_empty(cargo.root / path) as file:
