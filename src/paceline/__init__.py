@@ -37,4 +37,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     import importlib
 
+    importlib.import_module("paceline.train.requirements").require_torch()
     return getattr(importlib.import_module(home), name)

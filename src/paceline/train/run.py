@@ -1,0 +1,328 @@
+"""The face that a training script sees: `run = paceline.init()` and the methods of `Run`."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset
+
+from paceline import events
+from paceline.cluster.detect import detect_place
+from paceline.errors import InputError
+from paceline.train import checkpoint, saving, seeds, values
+from paceline.train.batches import Batches, InHand, Share
+from paceline.train.meter import Meter
+from paceline.train.precision import Precision
+from paceline.train.saving import Parts, Resumed
+from paceline.train.world import World, connect
+from paceline.units import format_count, format_duration
+
+_TIMEOUT_S = 300.0
+"""Long enough for a slow disk or a first compilation on another rank, short enough to notice over a
+coffee."""
+
+
+def init(*, precision: str = "fp32", timeout_s: float = _TIMEOUT_S, seed: int = 0) -> Run:
+    """Joins this process to the run that its launcher started, or trains alone. Call it once, first.
+
+    Works under `paceline run`, `torchrun`, `mpirun` (Open MPI), `srun`, and without any. Each rank takes the
+    GPU of its local rank (NCCL), or the CPU (Gloo). Rank 0 prints one line that says what was chosen.
+
+    precision   "fp32", "bf16" or "fp16": what `run.autocast()` computes in; weights stay as they are
+    timeout_s   seconds after which a rank that waits for another gives up
+    seed        of everything random: weights are drawn alike on all ranks; data order, augmentation and
+                dropout depend on seed and rank
+
+    Raises InputError when PyTorch is missing or too old, or the launcher's variables can't be used;
+    WorldError when the ranks don't meet within `timeout_s`.
+    """
+    if dist.is_initialized():
+        raise InputError(
+            "paceline.init() makes the process group itself, and there is one already",
+            hint="call paceline.init() once, and drop init_process_group from the script",
+        )
+    if not timeout_s > 0:
+        raise InputError(f"timeout_s is {timeout_s}; expected seconds above 0")
+    place = detect_place(os.environ)
+    world = connect(place, timeout_s=timeout_s)
+    run = Run(world=world, precision=precision, seed=seed)
+    hosts = [name.decode() for name in world.gather_bytes((place.host or socket.gethostname()).encode())]
+    world.require_same("paceline.init", f"precision={precision} seed={seed} device={world.device.type}")
+    if place.rank == 0:
+        print(_start_line(world, list(dict.fromkeys(hosts)), precision, timeout_s), flush=True)
+    # At interpreter exit, because a script has no reason to say that it has ended; Gloo may abort without it.
+    atexit.register(run._leave)
+    return run
+
+
+class Run:
+    """One rank's hold on the run. Made by `paceline.init`.
+
+    Every method but `autocast` must be called by every rank, in the same order.
+    """
+
+    def __init__(
+        self, *, world: World, precision: str, seed: int, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.rank: int = world.rank
+        """0 to world_size - 1; rank 0 prints and writes."""
+        self.world_size: int = world.size
+        """Number of ranks."""
+        self.device: torch.device = world.device
+        """Where this rank computes."""
+        self.attempt: int = world.place.attempt
+        """How often the launcher has started this run again; 0 the first time."""
+        self._world = world
+        self._seed = seed
+        self._precision = Precision(precision, world.device)
+        self._meter = Meter(clock_s=clock_s, tell=events.emit, measures_wait=world.backend == "gloo")
+        self._in_hand = InHand()
+        self._batches: list[Batches] = []
+        self._waiting_states: list[dict[str, int]] = []
+        self._parts: Parts | None = None
+        torch.manual_seed(seed)
+        seeds.seed_python(seeds.derive(seed, "python", world.rank))
+
+    def prepare(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        """The model on its device, with gradients averaged over the ranks, and the optimizer that goes with
+        it.
+
+        Use what is returned. With several ranks the model is wrapped in DistributedDataParallel, so calling
+        it is a matter for all ranks (its buffers are made equal); for something that rank 0 does alone call
+        `model.module`. With fp16, `optimizer.step()` skips the step on all ranks when the gradients of any
+        overflowed. From here on PyTorch's random numbers differ between ranks. Raises InputError when called
+        twice.
+        """
+        if self._parts is not None:
+            raise InputError("run.prepare was called twice; one model and one optimizer are supported")
+        model.to(self.device)
+        self._parts = Parts(
+            model=model, optimizer=optimizer, precision=self._precision, batches=self._batches
+        )
+        optimizer.register_step_post_hook(lambda *_: self._meter.step_ended())
+        self._precision.wrap_step(optimizer, on_skip=self._meter.step_ended)
+        torch.manual_seed(seeds.derive(self._seed, "torch", self.rank))
+        if self.world_size == 1:
+            return model, optimizer
+        wrapped = DistributedDataParallel(
+            model, device_ids=[self.device] if self.device.type == "cuda" else None
+        )
+        wrapped.register_comm_hook(None, _averaging_hook(self._meter, self.world_size))
+        return wrapped, optimizer
+
+    def batches(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+    ) -> Batches:
+        """This rank's batches of a data set with `__len__` and `__getitem__`; see `Batches`.
+
+        batch_size   samples per rank and step
+        shuffle      a new order in each epoch, the same on all ranks, from the seed
+        collate_fn   turns a list of samples into a batch; PyTorch's default otherwise
+        num_workers  processes per rank that read ahead
+
+        Raises InputError for a data set without a length, or with fewer samples than ranks; WorldError when
+        the ranks pass data sets of different lengths.
+        """
+        batches = Batches(
+            dataset,
+            batch_size,
+            share=Share(rank=self.rank, world_size=self.world_size, seed=self._seed, device=self.device),
+            in_hand=self._in_hand,
+            shuffle=shuffle,
+            collate_fn=collate_fn,
+            num_workers=num_workers,
+        )
+        self._world.require_same(
+            "run.batches", f"{batches.num_samples} samples, batch_size={batch_size}, shuffle={shuffle}"
+        )
+        if self._waiting_states:
+            batches.load_state_dict(self._waiting_states.pop(0))
+        self._batches.append(batches)
+        return batches
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Around the forward pass and the loss: computes in the precision given to `init`."""
+        return self._precision.autocast()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Adds the gradients of `loss` (a scalar: the mean over this rank's samples of the batch in hand).
+
+        The gradients are then those of the mean over the samples of all ranks, also where ranks hold unequal
+        batches (the end of an epoch): each loss is weighted with samples here * ranks / samples everywhere
+        before DistributedDataParallel takes the plain average. Outside of a loop over `run.batches` ranks
+        weigh the same.
+        """
+        self._meter.begin()
+        counts = self._in_hand.counts
+        if counts is not None and counts.local * self.world_size != counts.total:
+            loss = loss * (counts.local * self.world_size / counts.total)
+        self._precision.scale(loss).backward()
+        self._meter.backward_ended(counts.local if counts is not None else 0)
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Scales the gradients down so that their norm is at most `max_norm`; returns the norm they had (a
+        scalar).
+
+        Between `backward` and `optimizer.step()`. With fp16 the true gradients are clipped, not the scaled
+        ones.
+        """
+        parts = self._prepared("run.clip_grad_norm_")
+        self._precision.unscale(parts.optimizer)
+        return torch.nn.utils.clip_grad_norm_(parts.model.parameters(), max_norm)
+
+    def log(
+        self, *, step: int, weight: float | None = None, **named: float | torch.Tensor
+    ) -> dict[str, float]:
+        """The weighted means of the values over all ranks; rank 0 prints them and tells the launcher.
+
+        step     the same on every rank
+        weight   of this rank's values: the samples of the batch in hand unless given, 1 outside of a loop
+                 over batches. For the mean loss of an evaluation, the samples that this rank evaluated.
+
+        One small all-reduce: every rank must call it. Raises WorldError on all ranks when they pass different
+        steps or names.
+        """
+        counts = self._in_hand.counts
+        if weight is None:
+            weight = 1.0 if counts is None else counts.local
+        samples, seconds = self._meter.take_logged()
+        row = values.pack(
+            step, {name: _to_float(value) for name, value in named.items()}, weight=weight, samples=samples
+        )
+        total = self._world.sum(row)
+        if not values.agree(total, self.world_size):
+            raise values.disagreement(self._world.gather_bytes, step, sorted(named))
+        means, all_samples = values.unpack(total, list(named))
+        if self.rank == 0:
+            print(_log_line(step, means, all_samples, seconds), flush=True)
+            events.emit(events.Logged(step=step, values=means))
+        return means
+
+    def checkpoint(self, folder: str | Path, *, step: int, extra: Any = None, keep: int = 2) -> Path:
+        """Rank 0 writes the state of the run into a new folder inside `folder`, and all ranks get its path.
+
+        It appears whole or not at all: files are written beside, hashed, forced to disk and then renamed. The
+        newest `keep` are kept. `extra` (rank 0's counts) may hold None, numbers, text, lists, tuples,
+        dictionaries, tensors.
+
+        Raises CheckpointError on every rank when it can't be written; earlier checkpoints are then untouched.
+        """
+        parts = self._prepared("run.checkpoint")
+        if step < 0 or keep < 1:
+            raise InputError(f"run.checkpoint got step={step}, keep={keep}; expected step >= 0 and keep >= 1")
+        rng = self._world.gather_bytes(json.dumps(seeds.capture(self.device)).encode())
+
+        def write() -> bytes:
+            snapshot = saving.take(parts, step=step, extra=extra, rng=[json.loads(part) for part in rng])
+            saved = checkpoint.save(Path(folder), snapshot, step=step, keep=keep)
+            path = saved.path.resolve()
+            events.emit(events.CheckpointSaved(step=step, path=str(path), num_bytes=saved.num_bytes))
+            return str(path).encode()
+
+        return Path(self._world.on_rank_0(write).decode())
+
+    def resume(self, folder: str | Path) -> Resumed | None:
+        """Continues from the newest whole checkpoint in `folder`; None when there is none. After
+        `run.prepare`.
+
+        Only rank 0 reads; the others get everything from it. Restores the weights, optimizer, loss scale,
+        random numbers of each rank, and the place of every `run.batches` in its epoch, in the order in which
+        they are made (before or after this call). With the same number of ranks, training continues bit for
+        bit as if it had not stopped; with another number, the remaining samples of the epoch still come in
+        the same order, in other batches. (With three or more ranks, PyTorch arranges gradients anew after a
+        process's first step, which can change the order of a floating-point sum, and so the last bit.)
+
+        A damaged checkpoint is named in one line and the one before it taken. Raises CheckpointError when
+        none is whole, or it belongs to another model, optimizer or data set.
+        """
+        parts = self._prepared("run.resume")
+        found: checkpoint.Snapshot | None = None
+
+        def read() -> bytes:
+            nonlocal found
+            newest = checkpoint.load_newest(Path(folder), say=lambda line: print(line, flush=True))
+            if newest is None:
+                return b""
+            path, found = newest
+            checkpoint.require_same_shapes(parts.model.state_dict(), found.model, path)
+            return str(path).encode()
+
+        if not self._world.on_rank_0(read):
+            return None
+        snapshot = saving.share(self._world, found)
+        self._waiting_states = snapshot.state["batches"][len(self._batches) :]
+        return saving.put_back(parts, snapshot, rank=self.rank, device=self.device)
+
+    def _prepared(self, asked: str) -> Parts:
+        if self._parts is None:
+            raise InputError(f"{asked} needs the model: call run.prepare(model, optimizer) before it")
+        return self._parts
+
+    def _leave(self) -> None:
+        self._meter.tell()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _averaging_hook(meter: Meter, world_size: int) -> Callable[..., Any]:
+    """DistributedDataParallel's own averaging, counted.
+
+    An all-reduce sends each byte 2 (W - 1) / W times per rank: a reduce-scatter and an all-gather, each of
+    which leaves out a rank's own part (Patarasuk and Yuan, 2009).
+    """
+
+    def average(_state, bucket):  # type: ignore[no-untyped-def]  # PyTorch compares the annotations as objects
+        gradients = bucket.buffer()
+        meter.bucket_ready(2 * (world_size - 1) / world_size * gradients.numel() * gradients.element_size())
+        work = dist.all_reduce(gradients.div_(world_size), async_op=True)
+        return work.get_future().then(lambda future: future.value()[0])
+
+    return average
+
+
+def _start_line(world: World, hosts: list[str], precision: str, timeout_s: float) -> str:
+    place = world.place
+    words = [
+        f"paceline: {world.size} rank{'s' * (world.size > 1)} on {', '.join(hosts)}",
+        f"{world.device.type} ({world.device_reason})",
+        precision,
+    ]
+    if world.backend is None:
+        words += [f"alone ({place.reason})"]
+    else:
+        words += [
+            world.backend,
+            f"a rank that waits gives up after {format_duration(timeout_s)}",
+            f"started by {place.launcher} ({place.reason})",
+        ]
+    return " · ".join(words)
+
+
+def _log_line(step: int, means: dict[str, float], samples: int, seconds: float) -> str:
+    words = [f"step {step}", *(f"{name} {value:.4g}" for name, value in means.items())]
+    if samples and seconds > 0:
+        words.append(f"{format_count(samples / seconds)} samples/s")
+    return "  ".join(words)
+
+
+def _to_float(value: float | torch.Tensor) -> float:
+    return value.item() if isinstance(value, torch.Tensor) else float(value)

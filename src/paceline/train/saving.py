@@ -1,0 +1,104 @@
+"""From a live run to a snapshot and back, and a snapshot from rank 0 to every rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import torch
+
+from paceline.errors import CheckpointError
+from paceline.train import seeds, tree
+from paceline.train.batches import Batches
+from paceline.train.checkpoint import Snapshot
+from paceline.train.precision import Precision
+from paceline.train.world import World
+
+
+@dataclasses.dataclass(kw_only=True)
+class Parts:
+    """What a checkpoint is made of on one rank."""
+
+    model: torch.nn.Module
+    """The plain module, without the DistributedDataParallel around it."""
+    optimizer: torch.optim.Optimizer
+    precision: Precision
+    batches: list[Batches]
+    """In the order in which the script made them."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Resumed:
+    """What `run.resume` found."""
+
+    step: int
+    """The step that was given to run.checkpoint."""
+    extra: Any
+    """What was given to run.checkpoint as `extra`."""
+
+
+def take(parts: Parts, *, step: int, extra: Any, rng: list[dict[str, Any]]) -> Snapshot:
+    """The whole state of the run; `rng` holds the generators of every rank."""
+    tensors: dict[str, torch.Tensor] = {}
+    state = {
+        "step": step,
+        "extra": tree.flatten(extra, "extra", tensors),
+        "optimizer": tree.flatten(parts.optimizer.state_dict(), "optimizer", tensors),
+        "scaler": parts.precision.state_dict(),
+        "batches": [batches.state_dict() for batches in parts.batches],
+        "rng": rng,
+    }
+    return Snapshot(model=_plain_tensors(parts.model), tensors=tensors, state=state)
+
+
+def put_back(parts: Parts, snapshot: Snapshot, *, rank: int, device: torch.device) -> Resumed:
+    """Gives every part the state in `snapshot`. Raises CheckpointError when the optimizer is another one."""
+    state = snapshot.state
+    parts.model.load_state_dict(snapshot.model)
+    try:
+        parts.optimizer.load_state_dict(tree.rebuild(state["optimizer"], snapshot.tensors))
+    except ValueError as error:
+        raise CheckpointError(f"the checkpoint belongs to another optimizer: {error}") from error
+    parts.precision.load_state_dict(state["scaler"])
+    for batches, saved in zip(parts.batches, state["batches"], strict=False):
+        batches.load_state_dict(saved)
+    # With more ranks than before, the new ones keep the generators that their seed gave them.
+    if rank < len(state["rng"]):
+        seeds.restore(state["rng"][rank], device)
+    return Resumed(step=state["step"], extra=tree.rebuild(state["extra"], snapshot.tensors))
+
+
+def share(world: World, snapshot: Snapshot | None) -> Snapshot:
+    """Rank 0's snapshot on every rank; the others pass None."""
+    if world.size == 1:
+        assert snapshot is not None
+        return snapshot
+    index = b""
+    if snapshot is not None:
+        index = json.dumps([_describe(snapshot.model), _describe(snapshot.tensors), snapshot.state]).encode()
+    model, tensors, state = json.loads(world.broadcast_bytes(index))
+    if snapshot is None:
+        snapshot = Snapshot(model=_allocate(model), tensors=_allocate(tensors), state=state)
+    for part in (snapshot.model, snapshot.tensors):
+        for name in sorted(part):
+            world.broadcast(part[name])
+    return snapshot
+
+
+def _plain_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    state = model.state_dict()
+    for name, value in state.items():
+        if not isinstance(value, torch.Tensor):
+            raise CheckpointError(f"the model's {name} is a {type(value).__name__}; only tensors can be kept")
+    return state
+
+
+def _describe(tensors: dict[str, torch.Tensor]) -> dict[str, tuple[str, list[int]]]:
+    return {name: (str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in tensors.items()}
+
+
+def _allocate(described: dict[str, tuple[str, list[int]]]) -> dict[str, torch.Tensor]:
+    return {
+        name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, (dtype, shape) in described.items()
+    }
