@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -29,3 +30,14 @@ def main() -> None:
     except PacelineError as error:
         print(f"paceline: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    finally:
+        _flush()
+
+
+def _flush() -> None:
+    """Whoever read our output may have gone (`paceline run ... | head`): that is no error, so say nothing of it."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

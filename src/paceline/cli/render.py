@@ -11,7 +11,7 @@ from paceline.launch.prepare import Prepared
 from paceline.launch.run import Result
 from paceline.launch.supervisor import Failure
 from paceline.watch.fold import RunView
-from paceline.watch.terminal import render_summary, rule
+from paceline.watch.terminal import checkpoint_path, render_summary, rule
 
 _MOST_FAILURES = 6
 
@@ -71,7 +71,7 @@ def _failure_lines(result: Result, view: RunView, width: int) -> Iterator[str]:
 
 def _checkpoint_lines(view: RunView) -> Iterator[str]:
     if view.checkpoint is not None:
-        yield f"  checkpoint  {view.checkpoint.path} (step {view.checkpoint.step})"
+        yield f"  checkpoint  {checkpoint_path(view)} (step {view.checkpoint.step})"
 
 
 def _who(result: Result, failure: Failure) -> str:

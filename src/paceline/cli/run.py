@@ -163,5 +163,7 @@ def _parse_env(words: list[str]) -> tuple[tuple[str, str], ...]:
             if name not in os.environ:
                 raise InputError(f"--env {name}: it is not set here", hint=f"--env {name}=VALUE")
             value = os.environ[name]
+        if name == "MASTER_PORT" and not (value.isdigit() and 0 < int(value) < 65536):
+            raise InputError(f"--env {word}: expected a port from 1 to 65535", hint="leave it out for a free one")
         pairs.append((name, value))
     return tuple(pairs)

@@ -37,6 +37,8 @@ OUTBOX_LIMIT_BYTES = 8 << 20
 END_GRACE_S = 2.0
 """How long ranks get between SIGTERM and SIGKILL when there is no driver left to ask."""
 _LONGEST_SLEEP_S = 0.5
+_PAUSE_S = 2.0
+"""An agent that was busy or stopped for so long could not hear: that is no silence of the driver's."""
 
 
 class Agent:
@@ -91,6 +93,7 @@ class Agent:
     def _turn(self) -> None:
         """One round: wait for something to happen, deal with it, and with what time has brought."""
         self._flush()
+        began_s = time.monotonic()
         timeout_s = 0.05 if self._ending else min(self._setup.heartbeat_s, _LONGEST_SLEEP_S)
         for key, _ in self._selector.select(timeout_s):
             key.data()
@@ -102,6 +105,8 @@ class Agent:
             self._send(protocol.AllStopped())
         if now - self._last_sent_s >= self._setup.heartbeat_s:
             self._send(protocol.Heartbeat())
+        if now - began_s > _PAUSE_S:
+            self._last_heard_s = now
         if now - self._last_heard_s > self._setup.lease_s:
             self._must_exit = f"nothing heard from the driver for {self._setup.lease_s:.0f} s"
 

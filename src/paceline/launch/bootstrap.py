@@ -41,8 +41,9 @@ base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"),
 folder = os.path.join(base, "paceline", "runtime", digest)
 try:
     if not os.path.isdir(folder):
-        import json, shutil, zlib
-        part = folder + "." + str(os.getpid())
+        import json, shutil, tempfile, zlib
+        os.makedirs(os.path.dirname(folder), exist_ok=True)
+        part = tempfile.mkdtemp(prefix=digest + ".", dir=os.path.dirname(folder))  # hosts may share this home
         for path, text in json.loads(zlib.decompress(data)).items():
             os.makedirs(os.path.dirname(os.path.join(part, path)), exist_ok=True)
             with open(os.path.join(part, path), "w", encoding="utf-8") as file:
@@ -126,8 +127,8 @@ def remote_command(python: str) -> str:
     """
     path = f'"$HOME"/{shlex.quote(python[2:])}' if python.startswith("~/") else shlex.quote(python)
     script = (
-        f"p={path}; case $p in */*) ;; *) p=$(command -v $p) ;; esac; "
-        f'if [ -x "$p" ]; then exec "$p" -c {shlex.quote(_FIRST_STAGE)}; fi; '
+        f'p={path}; case "$p" in */*) ;; *) p=$(command -v "$p") ;; esac; '
+        f'if [ -f "$p" ] && [ -x "$p" ]; then exec "$p" -c {shlex.quote(_FIRST_STAGE)}; fi; '
         f"printf {shlex.quote(_octal(NO_PYTHON))}; for q in {_SEARCHED}; do "
         f'[ -x "$q" ] && "$q" -c {shlex.quote(_DESCRIBE)} 2>/dev/null; done; exit 127'
     )

@@ -33,6 +33,8 @@ SSH_OPTIONS = (
 """No agent or X11 forwarding, no password prompt, no unknown host key: and all else from the user's own ssh config."""
 
 _NOISE_LIMIT_BYTES = 1 << 20
+_INBOX_LIMIT = 500
+"""Messages that may wait for the driver; above it the channels are not read, and so the ranks' output slows down."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,6 +90,7 @@ class Channel:
         self._noise = bytearray()
         self._errors = bytearray()
         self._heard = False
+        self._closing = threading.Event()
         # A session of its own: Ctrl-C in the terminal is for the driver, which ends the run in good order.
         self._process = subprocess.Popen(
             argv,
@@ -118,6 +121,7 @@ class Channel:
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Close the agent's stdin, which ends everything there, and wait a little for the channel's process."""
+        self._closing.set()
         self._outbox.put(None)
         try:
             self._process.wait(timeout_s)
@@ -150,6 +154,8 @@ class Channel:
         decoder = protocol.Decoder()
         try:
             while data := os.read(stdout.fileno(), 1 << 18):
+                while self._inbox.qsize() > _INBOX_LIMIT and not self._closing.wait(0.005):
+                    pass
                 if not self._heard:
                     data = self._skip_noise(data)
                 for message, payload in decoder.feed(data) if self._heard else ():

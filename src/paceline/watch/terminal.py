@@ -12,6 +12,12 @@ def rule(text: str, width: int) -> str:
     return head + "─" * max(0, min(width, 100) - len(head))
 
 
+def checkpoint_path(view: RunView) -> str:
+    """Where the newest checkpoint is, with the host where there are several: that of rank 0, which writes it."""
+    assert view.checkpoint is not None
+    return f"{view.hosts[0]}:{view.checkpoint.path}" if len(view.hosts) > 1 else view.checkpoint.path
+
+
 def render_summary(view: RunView, *, duration_s: float, log_folder: str, width: int) -> list[str]:
     """The closing lines of a run that went well."""
     ranks = f"{view.num_ranks} rank{'s' if view.num_ranks != 1 else ''}"
@@ -26,6 +32,6 @@ def render_summary(view: RunView, *, duration_s: float, log_folder: str, width: 
     if facts:
         lines.append("  " + " · ".join(facts))
     if view.checkpoint is not None:
-        lines.append(f"  checkpoint  {view.checkpoint.path} ({format_bytes(view.checkpoint.num_bytes)})")
+        lines.append(f"  checkpoint  {checkpoint_path(view)} ({format_bytes(view.checkpoint.num_bytes)})")
     lines.append(f"  logs        {log_folder}")
     return lines
