@@ -2,7 +2,7 @@
 
 Nothing of paceline's is in it, and it runs under `paceline run` as it is:
 
-    paceline run -n 2 examples/digits.py
+    paceline run -H localhost:2 examples/digits.py
     torchrun --nproc-per-node 2 examples/digits.py
 """
 

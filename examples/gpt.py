@@ -1,6 +1,6 @@
 """Train a small byte-level GPT on the text of Python's own documentation, which every Python ships.
 
-    paceline run -n 2 examples/gpt.py              two workers on this machine
+    paceline run -H localhost:2 examples/gpt.py     two workers on this machine
     paceline run -H alice,bob examples/gpt.py      two machines
     python examples/gpt.py --steps 50              alone, as any script
 
