@@ -15,6 +15,8 @@ import pytest
 
 from paceline.launch import bootstrap, protocol
 
+pytestmark = pytest.mark.launcher
+
 SHELLS = ["sh", "bash", "dash", "zsh", "fish", "csh", "tcsh", "ksh"]
 SITE_NOISE = "import os; os.write(1, b'Welcome! {}\\n' * 50)\n"
 

@@ -11,7 +11,10 @@ its end the process leaves without the interpreter's teardown, in which Gloo's t
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
+import gc
+import importlib.machinery
 import importlib.util
 import io
 import os
@@ -29,17 +32,18 @@ _TRACEBACK_LIMIT_CHARS = 20_000
 def main() -> None:
     """Run what `sys.argv` names; never returns."""
     kind, target, *arguments = sys.argv[1:]
+    folder = os.getcwd()
     exit_code = 1
     try:
         code, module = _load(kind, target)
-        sys.argv = [module.__file__ or target, *arguments]
+        sys.argv = [target if kind == "script" else module.__file__ or target, *arguments]
         sys.modules["__main__"] = module
         exec(code, module.__dict__)  # this is what running a script is
         exit_code = 0
     except SystemExit as error:
         exit_code = _code_of(error)
     except BaseException as error:  # noqa: BLE001  # also KeyboardInterrupt ends the rank, and is reported
-        _report(error)
+        _report(error, folder)
     if exit_code == 0:
         emit(RankFinished())
     _leave(exit_code)
@@ -52,12 +56,14 @@ def _load(kind: str, target: str) -> tuple[CodeType, ModuleType]:
 
 
 def _load_script(path: str) -> tuple[CodeType, ModuleType]:
-    sys.path[0] = os.path.dirname(os.path.abspath(path))
-    with io.open_code(os.path.abspath(path)) as file:
-        code = compile(file.read(), path, "exec")
+    sys.path[0] = os.path.dirname(os.path.realpath(path))  # as Python does, also for a link to a script
+    path = os.path.join(os.getcwd(), path)  # like Python, which leaves the dots in it
+    with io.open_code(path) as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)  # our __future__ imports are not the script's
     module = ModuleType("__main__")
     module.__file__ = path
-    module.__dict__["__builtins__"] = __builtins__
+    module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    module.__dict__["__builtins__"] = builtins
     return code, module
 
 
@@ -75,7 +81,7 @@ def _load_module(name: str) -> tuple[CodeType, ModuleType]:
     module.__package__ = spec.parent
     module.__loader__ = spec.loader
     module.__file__ = spec.origin
-    module.__dict__["__builtins__"] = __builtins__
+    module.__dict__["__builtins__"] = builtins
     return code, module
 
 
@@ -88,17 +94,30 @@ def _code_of(error: SystemExit) -> int:
     return 1
 
 
-def _report(error: BaseException) -> None:
-    """Send the traceback, without our own frames, to whoever started us; the driver shows it once, at the end."""
+def _report(error: BaseException, folder: str) -> None:
+    """Send the traceback, without our own frames, to whoever started us; the driver shows it once, at the end.
+
+    Files below `folder`, where the rank was started, are named from there: so the same error reads the same everywhere.
+    """
+    frames = _user_frames(error.__traceback__)
     if isinstance(error, PacelineError):
-        text = f"{error}\n"
-        summary = f"{error.message}"
+        text, summary = f"{error}\n", error.message
     else:
-        text = "".join(traceback.format_exception(type(error), error, _user_frames(error.__traceback__)))
-        summary = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()[-1]
+        text = "".join(traceback.format_exception(type(error), error, frames))
+        summary = _summary(error)
+    if sys.excepthook is not sys.__excepthook__:
+        with contextlib.suppress(BaseException):  # an experiment tracker's, say, which marks the run as failed
+            sys.excepthook(type(error), error, frames)
     if os.environ.get("PACELINE_EVENT_FD") is None:
         sys.stderr.write(text)
+    text = text.replace(f'File "{folder}/', 'File "')
     emit(RankRaised(summary=summary[:500], traceback=text[-_TRACEBACK_LIMIT_CHARS:]))
+
+
+def _summary(error: BaseException) -> str:
+    """`ValueError: ...`, the first line of it; what a SyntaxError shows of the source comes before."""
+    lines = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()
+    return next((line for line in lines if type(error).__name__ in line.partition(":")[0]), lines[-1])
 
 
 def _user_frames(frames: TracebackType | None) -> TracebackType | None:
@@ -113,7 +132,9 @@ def _leave(exit_code: int) -> None:
         threading._shutdown()  # type: ignore[attr-defined]  # waits for the script's own threads
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(BaseException):
-            stream.flush()
+    for thing in [*gc.get_objects(), sys.stdout, sys.stderr]:
+        # The teardown would also write out files that the script has left open.
+        if issubclass(type(thing), io.BufferedIOBase | io.TextIOBase):
+            with contextlib.suppress(BaseException):
+                thing.flush()
     os._exit(exit_code)
