@@ -19,9 +19,11 @@ LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 HEADING = re.compile(r"^#+ (?P<text>.+)$", re.MULTILINE)
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 # Homes that stand for anybody's are fine.
-MACHINE_PATH = re.compile(r"(?<![\w.$}~])/(?:work|mnt|Users|root/\.|home/(?!alice|bob|carol|user|me\b))[\w.-]*/[\w.-]+")
-# `paceline word …`, in code spans and after a prompt; words in capitals stand for something.
-COMMAND = re.compile(r"(?:`|^\s*(?:\$ )?)(?P<command>paceline [a-z][^`\n]*)", re.MULTILINE)
+MACHINE_PATH = re.compile(
+    r"(?<![\w.$}~])/(?:work|mnt|Users|root/\.|home/(?!(?:alice|bob|carol|user|me|u)\b))[\w.-]*/[\w.-]+"
+)
+# `paceline word …`, in code spans, after a prompt and in indented blocks; words in capitals stand for something.
+COMMAND = re.compile(r"(?:`|^\$ |^ {4,})(?P<command>paceline [a-z][^`\n]*)", re.MULTILINE)
 
 
 @functools.cache
