@@ -1,6 +1,6 @@
 """Train a small byte-level GPT on the text of Python's own documentation, which every Python ships.
 
-    paceline run -H localhost:2 examples/gpt.py     two workers on this machine
+    paceline run -H localhost:2 examples/gpt.py    two workers on this machine
     paceline run -H alice,bob examples/gpt.py      two machines
     python examples/gpt.py --steps 50              alone, as any script
 
@@ -81,9 +81,7 @@ def evaluate(run: paceline.Run, model: nn.Module, held_out: paceline.Batches, *,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--steps", type=int, help="stop after this many steps, wherever the epoch stands")
     parser.add_argument("--batch-size", type=int, default=16, help="windows of 128 bytes per worker")

@@ -21,7 +21,7 @@ import paceline
 from paceline.train import run as _loaded_before_forking  # noqa: F401
 from paceline.train.checkpoint import damage, newest_first
 
-NUM_SAMPLES, BATCH_SIZE, EPOCHS = 50, 4, 8
+NUM_SAMPLES, BATCH_SIZE, EPOCHS = 50, 4, 6
 
 
 def train(folder: pathlib.Path, seen: int, pipe: int) -> None:
@@ -94,7 +94,7 @@ def main() -> None:
     while done < kills:
         pid, reading = start(folder, base / "stormy.seen")
         ended = False
-        for _ in range(randomness.randint(1, 3)):
+        for _ in range(randomness.randint(1, 2)):
             while (byte := os.read(reading, 1)) == b"d":
                 pass
             ended = byte == b""

@@ -62,9 +62,7 @@ class _Names:
     local_world_size: str
 
 
-_TORCHRUN = _Names(
-    rank="RANK", world_size="WORLD_SIZE", local_rank="LOCAL_RANK", local_world_size="LOCAL_WORLD_SIZE"
-)
+_TORCHRUN = _Names(rank="RANK", world_size="WORLD_SIZE", local_rank="LOCAL_RANK", local_world_size="LOCAL_WORLD_SIZE")
 _OPEN_MPI = _Names(
     rank="OMPI_COMM_WORLD_RANK",
     world_size="OMPI_COMM_WORLD_SIZE",

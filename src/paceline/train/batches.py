@@ -186,9 +186,7 @@ class Batches:
 class _Plan:
     """This rank's batches of an epoch: for each a seed and the indices of its samples."""
 
-    def __init__(
-        self, order: torch.Tensor, position: int, sizes: list[int], share: Share, epoch: int
-    ) -> None:
+    def __init__(self, order: torch.Tensor, position: int, sizes: list[int], share: Share, epoch: int) -> None:
         self._order, self._position, self._sizes, self._share, self._epoch = (
             order,
             position,
@@ -212,9 +210,7 @@ class _BatchReader(Dataset[Any]):
     """Reads whole batches. In a worker it seeds the generators per batch, so that augmentation neither
     repeats between ranks and workers nor depends on where a run was resumed."""
 
-    def __init__(
-        self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any], *, is_in_worker: bool
-    ) -> None:
+    def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any], *, is_in_worker: bool) -> None:
         self._dataset, self._collate, self._is_in_worker = dataset, collate, is_in_worker
 
     def __getitem__(self, item: tuple[int, list[int]]) -> Any:
@@ -244,9 +240,7 @@ def _to_device(batch: Any, device: torch.device) -> Any:
 
 
 def _check(dataset: Any, batch_size: int, world_size: int) -> None:
-    if isinstance(dataset, IterableDataset) or not (
-        hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-    ):
+    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise InputError(
             f"run.batches needs __len__ and __getitem__, which {type(dataset).__name__} does not have",
             hint="load it into a list, or index it: class MyData(torch.utils.data.Dataset)",

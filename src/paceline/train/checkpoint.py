@@ -69,9 +69,7 @@ def save(folder: Path, snapshot: Snapshot, *, step: int, keep: int) -> Saved:
     Raises CheckpointError when the disk is full or refuses, or when another process is writing there; the
     checkpoints that were there before are then untouched.
     """
-    needed = sum(
-        t.numel() * t.element_size() for part in (snapshot.model, snapshot.tensors) for t in part.values()
-    )
+    needed = sum(t.numel() * t.element_size() for part in (snapshot.model, snapshot.tensors) for t in part.values())
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _sole_writer(folder):
@@ -111,9 +109,7 @@ def load_newest(folder: Path, *, say: Callable[[str], None]) -> tuple[Path, Snap
             (path / _DAMAGED).write_text(f"{reason}\n")
         say(f"paceline: checkpoint {path} is damaged ({reason}); trying the one before")
     if paths:
-        raise CheckpointError(
-            f"{folder} holds {len(paths)} checkpoints and none is whole: {'; '.join(reasons)}"
-        )
+        raise CheckpointError(f"{folder} holds {len(paths)} checkpoints and none is whole: {'; '.join(reasons)}")
     return None
 
 
@@ -121,9 +117,7 @@ def newest_first(folder: Path) -> list[Path]:
     """Every checkpoint in `folder` that was ever completed, damaged or not."""
     if not folder.is_dir():
         return []
-    return sorted(
-        (path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=_number, reverse=True
-    )
+    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=_number, reverse=True)
 
 
 def damage(path: Path) -> str | None:
@@ -151,9 +145,7 @@ def _file_damage(path: Path, num_bytes: int, sha256: str) -> str | None:
     return None
 
 
-def require_same_shapes(
-    expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor], path: Path
-) -> None:
+def require_same_shapes(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor], path: Path) -> None:
     """Raises CheckpointError that names the first tensors in which the checkpoint and the model differ."""
 
     def shape(tensors: dict[str, torch.Tensor], name: str) -> str:
@@ -162,9 +154,7 @@ def require_same_shapes(
     names = [*expected, *(name for name in found if name not in expected)]
     differing = [name for name in names if shape(expected, name) != shape(found, name)]
     if differing:
-        told = [
-            f"{name} is {shape(found, name)} there and {shape(expected, name)} here" for name in differing[:3]
-        ]
+        told = [f"{name} is {shape(found, name)} there and {shape(expected, name)} here" for name in differing[:3]]
         more = f"; {len(differing) - 3} more" if len(differing) > 3 else ""
         raise CheckpointError(
             f"{path} belongs to another model: {'; '.join(told)}{more}",
@@ -195,8 +185,7 @@ def _write(temporary: Path, snapshot: Snapshot) -> int:
     save_file(_writable(snapshot.tensors), temporary / _TENSORS)
     (temporary / _STATE).write_text(json.dumps(snapshot.state))
     files = {
-        name: {"num_bytes": (temporary / name).stat().st_size, "sha256": _sha256(temporary / name)}
-        for name in _FILES
+        name: {"num_bytes": (temporary / name).stat().st_size, "sha256": _sha256(temporary / name)} for name in _FILES
     }
     (temporary / _MANIFEST).write_text(json.dumps({"paceline_checkpoint": FORMAT, "files": files}, indent=1))
     for name in (*_FILES, _MANIFEST):
@@ -251,8 +240,7 @@ def _refused(folder: Path, needed_bytes: int, error: Exception) -> CheckpointErr
     with contextlib.suppress(OSError):
         free = f" and {format_bytes(shutil.disk_usage(folder).free)} are free"
     return CheckpointError(
-        f"no checkpoint could be written into {folder}: {error}; "
-        f"it needs about {format_bytes(needed_bytes)}{free}",
+        f"no checkpoint could be written into {folder}: {error}; it needs about {format_bytes(needed_bytes)}{free}",
         hint="make room there, or give run.checkpoint another folder; earlier checkpoints are untouched",
     )
 

@@ -12,9 +12,7 @@ _PERIOD_S = 1.0
 class Meter:
     """Adds up and tells about once a second. Time comes from `clock_s`, so that tests need not sleep."""
 
-    def __init__(
-        self, *, clock_s: Callable[[], float], tell: Callable[[Event], None], measures_wait: bool
-    ) -> None:
+    def __init__(self, *, clock_s: Callable[[], float], tell: Callable[[Event], None], measures_wait: bool) -> None:
         self._clock_s = clock_s
         self._tell = tell
         self._started_s: float | None = None

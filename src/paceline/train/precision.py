@@ -71,9 +71,7 @@ class Precision:
             return
         plain_step = optimizer.step
 
-        def step(
-            optimizer: torch.optim.Optimizer, closure: Callable[[], float] | None = None
-        ) -> float | None:
+        def step(optimizer: torch.optim.Optimizer, closure: Callable[[], float] | None = None) -> float | None:
             if closure is not None:
                 raise InputError("optimizer.step(closure) can't be used with fp16; use bf16 or fp32")
             self.unscale(optimizer)

@@ -109,17 +109,13 @@ class Run:
         if self._parts is not None:
             raise InputError("run.prepare was called twice; one model and one optimizer are supported")
         model.to(self.device)
-        self._parts = Parts(
-            model=model, optimizer=optimizer, precision=self._precision, batches=self._batches
-        )
+        self._parts = Parts(model=model, optimizer=optimizer, precision=self._precision, batches=self._batches)
         optimizer.register_step_post_hook(lambda *_: self._meter.step_ended())
         self._precision.wrap_step(optimizer, on_skip=self._meter.step_ended)
         torch.manual_seed(seeds.derive(self._seed, "torch", self.rank))
         if self.world_size == 1:
             return model, optimizer
-        wrapped = DistributedDataParallel(
-            model, device_ids=[self.device] if self.device.type == "cuda" else None
-        )
+        wrapped = DistributedDataParallel(model, device_ids=[self.device] if self.device.type == "cuda" else None)
         wrapped.register_comm_hook(None, _averaging_hook(self._meter, self.world_size))
         return wrapped, optimizer
 
@@ -189,9 +185,7 @@ class Run:
         self._precision.unscale(parts.optimizer)
         return torch.nn.utils.clip_grad_norm_(parts.model.parameters(), max_norm)
 
-    def log(
-        self, *, step: int, weight: float | None = None, **named: float | torch.Tensor
-    ) -> dict[str, float]:
+    def log(self, *, step: int, weight: float | None = None, **named: float | torch.Tensor) -> dict[str, float]:
         """The weighted means of the values over all ranks; rank 0 prints them and tells the launcher.
 
         step     the same on every rank

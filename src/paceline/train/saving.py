@@ -99,6 +99,4 @@ def _describe(tensors: dict[str, torch.Tensor]) -> dict[str, tuple[str, list[int
 
 
 def _allocate(described: dict[str, tuple[str, list[int]]]) -> dict[str, torch.Tensor]:
-    return {
-        name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, (dtype, shape) in described.items()
-    }
+    return {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, (dtype, shape) in described.items()}

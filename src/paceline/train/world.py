@@ -95,9 +95,7 @@ class World:
         """Raises WorldError on every rank when `value` differs between ranks."""
         values = [part.decode() for part in self.gather_bytes(value.encode())]
         if len(set(values)) > 1:
-            told = "; ".join(
-                f"rank {rank}: {found}" for rank, found in enumerate(values) if found != values[0]
-            )
+            told = "; ".join(f"rank {rank}: {found}" for rank, found in enumerate(values) if found != values[0])
             raise WorldError(f"{what} differs between the ranks. rank 0: {values[0]}; {told}")
 
 
@@ -119,9 +117,7 @@ def connect(place: Place, *, timeout_s: float) -> World:
             dist.init_process_group(backend, timeout=timeout)
         else:
             store = _store(place, timeout)
-            dist.init_process_group(
-                backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout
-            )
+            dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
     except RuntimeError as error:
         raise WorldError(
             f"rank {place.rank} did not meet the other {place.world_size - 1} at {place.master_addr} port "
@@ -167,9 +163,7 @@ def _listen(place: Place) -> socket.socket | None:
     assert place.master_addr is not None and place.master_port is not None
     where = f"MASTER_ADDR={place.master_addr} MASTER_PORT={place.master_port}"
     try:
-        family, _, _, _, address = socket.getaddrinfo(
-            place.master_addr, place.master_port, type=socket.SOCK_STREAM
-        )[0]
+        family, _, _, _, address = socket.getaddrinfo(place.master_addr, place.master_port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
         raise InputError(f"{where}: this host does not know the name ({error.strerror})") from None
     if ipaddress.ip_address(address[0]).is_loopback and place.local_world_size < place.world_size:
@@ -184,9 +178,7 @@ def _listen(place: Place) -> socket.socket | None:
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
-            raise InputError(
-                f"{where}: another process listens there", hint="set another MASTER_PORT"
-            ) from None
+            raise InputError(f"{where}: another process listens there", hint="set another MASTER_PORT") from None
         if error.errno == errno.EADDRNOTAVAIL:
             raise InputError(
                 f"{where}: rank 0 runs on {socket.gethostname()}, which does not have this address",
