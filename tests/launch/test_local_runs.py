@@ -1,0 +1,373 @@
+"""Real runs on this machine, without torch: what the user sees, what happens when things die; and nothing stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from local_runs import DOWN_LIMIT_S, PACELINE, run, start, state_of, wait_until
+
+pytestmark = pytest.mark.launcher
+
+TWO = ("-H", "localhost:2")
+FOUR = ("-H", "localhost:4")
+SLEEPS = "import time; print('up'); time.sleep(100)"
+
+
+def is_there(pid: int) -> bool:
+    try:
+        stat = Path("/proc", str(pid), "stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+# What a run looks like
+
+
+def test_success(tmp_path: Path) -> None:
+    script = """
+        import os, sys
+        print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], sys.argv[1:], repr(sys.stdin.read()))
+        print("no end", end="", file=sys.stderr)
+    """
+    ended = run(tmp_path, *TWO, "train.py", "--epochs", "3", "-m", script=script)
+    assert ended.process.returncode == 0, ended.err
+    assert sorted(ended.out.splitlines()) == [
+        "[localhost:0] rank 0 of 2 ['--epochs', '3', '-m'] ''",
+        "[localhost:1] rank 1 of 2 ['--epochs', '3', '-m'] ''",
+    ]
+    lines = ended.err.splitlines()
+    assert lines[0].startswith("─ paceline ─ 2 ranks on localhost:2")
+    assert {"[localhost:0] no end", "[localhost:1] no end"} <= set(lines)
+    assert lines[-1] == f"  logs        {ended.run_folder}"
+    assert (ended.run_folder / "rank-1.stdout.log").read_text() == "rank 1 of 2 ['--epochs', '3', '-m'] ''\n"
+    assert (ended.run_folder / "rank-1.stderr.log").read_text() == "no end"
+    assert ended.run_folder.stat().st_mode & 0o077 == 0, "what a run prints is nobody else's business"
+    kinds = [event["kind"] for event in ended.events()]
+    assert kinds[0] == "run_started" and kinds[-1] == "run_ended"
+    assert sorted(kinds[1:-1]) == sorted(["rank_started", "rank_finished", "rank_exited"] * 2)
+
+
+def test_an_exit_code_names_the_rank(tmp_path: Path) -> None:
+    script = "import os, sys, time; sys.exit(7) if os.environ['RANK'] == '1' else time.sleep(100)"
+    ended = run(tmp_path, *TWO, "train.py", script=script)
+    assert ended.process.returncode == 1
+    assert ended.last_line == "paceline: rank 1 on localhost failed first: exit code 7"
+    assert ended.events()[-1]["headline"] == "exit code 7"
+
+
+def test_a_traceback_that_all_ranks_share_is_shown_once_and_last(tmp_path: Path) -> None:
+    script = """
+        def boom():
+            raise ValueError("no such data")
+        boom()
+    """
+    ended = run(tmp_path, *FOUR, "train.py", script=script)
+    assert ended.process.returncode == 1
+    assert ended.err.count("Traceback") == 1 and "Traceback" not in ended.out
+    assert ended.last_line.startswith("paceline: rank ")
+    assert ended.last_line.endswith(" on localhost failed first: exit code 1: ValueError: no such data")
+    before = ended.err.splitlines()[-8:-2]
+    assert before == [
+        "Traceback (most recent call last):",
+        '  File "train.py", line 4, in <module>',
+        "    boom()",
+        '  File "train.py", line 3, in boom',
+        '    raise ValueError("no such data")',
+        "ValueError: no such data",
+    ]
+    log = (ended.run_folder / "rank-0.stderr.log").read_text()
+    assert log.endswith("ValueError: no such data\n"), "each rank's file has its own"
+
+
+def test_the_cause_is_the_headline_though_another_rank_ended_sooner(tmp_path: Path) -> None:
+    script = """
+        import os, time
+        if os.environ["RANK"] == "0":
+            time.sleep(100)
+        if os.environ["RANK"] == "1":
+            raise RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:9")
+        import signal
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(0.1)
+        raise KeyError("the cause")
+    """
+    ended = run(tmp_path, "-H", "localhost:3", "train.py", script=script)
+    assert ended.last_line == "paceline: rank 2 on localhost failed first: exit code 1: KeyError: 'the cause'"
+    assert "then rank 1 on localhost: exit code 1: RuntimeError" in ended.err
+    assert "(most likely because another rank died)" in ended.err
+
+
+def test_output_of_four_ranks_is_whole_and_untorn(tmp_path: Path) -> None:
+    script = """
+        import os, sys
+        rank = os.environ["RANK"]
+        for number in range(8000):
+            sys.stdout.write(f"{rank}:{number}:" + "ü" * 70 + "\\n")
+    """
+    ended = run(tmp_path, *FOUR, "train.py", script=script, PYTHONUNBUFFERED="")
+    assert ended.process.returncode == 0
+    by_rank: dict[str, list[str]] = {}
+    for line in ended.out.splitlines():
+        prefix, _, text = line.partition(" ")
+        by_rank.setdefault(prefix, []).append(text)
+    assert len(ended.out.encode()) > 5_000_000
+    for rank in range(4):
+        expected = [f"{rank}:{number}:{'ü' * 70}" for number in range(8000)]
+        assert by_rank[f"[localhost:{rank}]"] == expected
+        assert (ended.run_folder / f"rank-{rank}.stdout.log").read_text().splitlines() == expected
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("for i in range(20000): print(i)\nopen('done', 'w').close()\n")
+    line = f"{PACELINE} run train.py | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", line],
+        cwd=tmp_path,
+        env={**os.environ, "XDG_STATE_HOME": str(state_of(tmp_path))},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.stdout.splitlines()[0] == "[localhost:0] 0"
+    assert (tmp_path / "done").exists()
+    assert "Traceback" not in done.stderr
+
+
+# Ways to say what to run
+
+
+def test_a_module(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "package" / "train.py").write_text("import sys\nfrom . import __name__ as n\nprint(n, sys.argv[1:])\n")
+    ended = run(tmp_path, "-m", "package.train", "--lr", "1", "-H", "x")
+    assert (ended.process.returncode, ended.out) == (0, "[localhost:0] package ['--lr', '1', '-H', 'x']\n"), ended.err
+
+
+def test_a_command(tmp_path: Path) -> None:
+    ended = run(tmp_path, *TWO, "--env", "WORD=hi there", "--", "sh", "-c", 'echo "$WORD $RANK" $0 --', "-x")
+    assert ended.process.returncode == 0, ended.err
+    assert sorted(ended.out.splitlines()) == ["[localhost:0] hi there 0 -x --", "[localhost:1] hi there 1 -x --"]
+
+
+def test_variables(tmp_path: Path) -> None:
+    script = "import os; print(os.environ['FROM_HERE'], os.environ['GIVEN'], os.environ['OMP_NUM_THREADS'])"
+    words = ("--env", "FROM_HERE", "--env", "GIVEN=a=b", "--env", "OMP_NUM_THREADS=3")
+    ended = run(tmp_path, *words, "train.py", script=script, FROM_HERE="here")
+    assert ended.out == "[localhost:0] here a=b 3\n", ended.err
+
+
+def test_a_dry_run_starts_nothing_and_says_everything(tmp_path: Path) -> None:
+    script = "open('started', 'w').close()"
+    ended = run(tmp_path, *TWO, "--dry-run", "--json", "--env", "MY_TOKEN=hush", "train.py", "--x", script=script)
+    plan = json.loads(ended.out)
+    assert [rank["env"]["RANK"] for rank in plan["ranks"]] == ["0", "1"]
+    assert plan["ranks"][0]["command"][-3:] == ["script", "train.py", "--x"]
+    assert {"what": "hosts", "why": "from -H"} in plan["reasons"]
+    assert "hush" not in ended.out
+    text = run(tmp_path, *TWO, "--dry-run", "train.py").out
+    assert "rank 1 on localhost" in text and "hosts: from -H" in text
+    assert not (tmp_path / "started").exists()
+    assert not (state_of(tmp_path) / "paceline" / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gone.py"], "paceline: there is no script gone.py in {folder}"),
+        (["--python", "/no/python", "train.py"], "paceline: localhost: there is no Python at /no/python"),
+        (["--env", "NOT_SET_HERE", "train.py"], "paceline: --env NOT_SET_HERE: it is not set here"),
+        (["--json", "train.py"], "paceline: --json only goes with --dry-run"),
+        (["--", "no-such-command-here"], "paceline: host localhost failed first: No such file or directory"),
+    ],
+)
+def test_mistakes_are_one_message(tmp_path: Path, words: list[str], message: str) -> None:
+    ended = run(tmp_path, *words)
+    assert ended.process.returncode in (1, 2, 3)
+    assert message.format(folder=tmp_path) in ended.err
+    assert "Traceback" not in ended.err
+
+
+# Restarts
+
+
+def test_restarts_until_it_works(tmp_path: Path) -> None:
+    script = """
+        import os, sys, time
+        attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+        print("attempt", attempt)
+        if attempt < "2":
+            sys.exit(3) if os.environ["RANK"] == "1" else time.sleep(100)
+    """
+    ended = run(tmp_path, *TWO, "--restarts", "3", "train.py", script=script)
+    assert ended.process.returncode == 0, ended.err
+    assert sorted(ended.out.splitlines()) == sorted(
+        f"[localhost:{rank}] attempt {attempt}" for rank in (0, 1) for attempt in (0, 1, 2)
+    )
+    assert "rank 1 failed (exit code 3); starting all ranks again (3 of 3 restarts left)" in ended.err
+    assert (ended.run_folder / "rank-0.restart-2.stdout.log").read_text() == "attempt 2\n"
+
+
+def test_restarts_come_to_an_end(tmp_path: Path) -> None:
+    ended = run(tmp_path, "--restarts", "1", "train.py", script="print('try'); raise SystemExit(3)")
+    assert ended.process.returncode == 1
+    assert ended.out.count("try") == 2
+    assert ended.last_line == "paceline: rank 0 on localhost failed first: exit code 3"
+
+
+# The end, whoever brings it about
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_one_signal_lets_the_ranks_write_a_checkpoint(tmp_path: Path, number: signal.Signals, exit_code: int) -> None:
+    script = """
+        import os, signal, sys, time
+        def save(number, frame):
+            time.sleep(0.3)
+            print("saved", signal.Signals(number).name)
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, save)
+        print("up")
+        time.sleep(100)
+    """
+    with start(tmp_path, *TWO, "train.py", script=script) as running:
+        running.wait_for("up", 2)
+        running.signal(number)
+        assert running.wait(DOWN_LIMIT_S) == exit_code
+    assert running.out.count("saved SIGTERM") == 2
+    assert f"paceline: {number.name}: stopping all ranks (up to 5 s); once more to stop at once" in running.err
+
+
+DEAF = """
+    import os, signal, subprocess, sys, time
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    code = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(100)"
+    ways = [{}, {"start_new_session": True}, {"env": {}}, {"env": {}, "start_new_session": True}]
+    for index, way in enumerate(ways):
+        subprocess.Popen([sys.executable, "-c", code, f"pid.{os.environ['RANK']}.{index}.part"], **way)
+    while not all(os.path.exists(f"pid.{os.environ['RANK']}.{index}.part") for index in range(4)):
+        time.sleep(0.01)
+    print("up")
+    time.sleep(100)
+"""
+
+
+def grandchildren(folder: Path) -> list[int]:
+    texts = [path.read_text() for path in folder.glob("pid.*.part")]
+    return [int(text) for text in texts if text]
+
+
+def expect_dead(pids: list[int], limit_s: float = DOWN_LIMIT_S) -> None:
+    try:
+        wait_until(lambda: not any(map(is_there, pids)), limit_s, lambda: [pid for pid in pids if is_there(pid)])
+    finally:
+        for pid in filter(is_there, pids):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_second_signal_stops_at_once_what_is_deaf(tmp_path: Path) -> None:
+    with start(tmp_path, *TWO, "--grace", "100", "train.py", script=DEAF) as running:
+        running.wait_for("up", 2)
+        wait_until(lambda: len(grandchildren(tmp_path)) == 8, 10)
+        running.signal(signal.SIGINT)
+        wait_until(lambda: "once more to stop at once" in running.err, 10)
+        began = time.monotonic()
+        running.signal(signal.SIGINT)
+        assert running.wait(DOWN_LIMIT_S) == 130
+        assert time.monotonic() - began < 5
+        expect_dead(grandchildren(tmp_path))
+    assert "stopping at once" in running.err
+
+
+def test_a_failure_takes_down_deaf_ranks_and_all_that_they_started(tmp_path: Path) -> None:
+    script = DEAF + "\n    "
+    with start(tmp_path, *TWO, "--grace", "1", "train.py", script=script) as running:
+        running.wait_for("up", 2)
+        wait_until(lambda: len(grandchildren(tmp_path)) == 8, 10)
+        os.kill(running.pid_of_rank(1), signal.SIGKILL)
+        assert running.wait(DOWN_LIMIT_S) == 1
+        expect_dead(grandchildren(tmp_path))
+    assert running.last_line.startswith("paceline: rank 1 on localhost failed first: signal 9 (SIGKILL)")
+
+
+def test_what_a_successful_rank_left_behind_goes_too(tmp_path: Path) -> None:
+    script = DEAF.replace('    print("up")\n    time.sleep(100)\n', "")
+    with start(tmp_path, "train.py", script=script) as running:
+        assert running.wait() == 0
+        expect_dead(grandchildren(tmp_path), limit_s=1)
+    assert len(grandchildren(tmp_path)) == 4
+
+
+def test_the_driver_is_killed(tmp_path: Path) -> None:
+    with start(tmp_path, *TWO, "train.py", script=DEAF) as running:
+        running.wait_for("up", 2)
+        wait_until(lambda: len(grandchildren(tmp_path)) == 8, 10)
+        running.signal(signal.SIGKILL)
+        running.wait()
+        running.expect_all_gone()
+        expect_dead(grandchildren(tmp_path))
+
+
+def test_the_agent_is_killed(tmp_path: Path) -> None:
+    with start(tmp_path, *TWO, "train.py", script=SLEEPS) as running:
+        running.wait_for("up", 2)
+        os.kill(running.pid_of_agent(), signal.SIGKILL)
+        assert running.wait(DOWN_LIMIT_S) == 1
+        running.expect_all_gone()
+    assert running.last_line.startswith("paceline: host localhost failed first: localhost: the agent there has ended")
+
+
+def test_driver_and_agent_are_killed_together(tmp_path: Path) -> None:
+    with start(tmp_path, *TWO, "train.py", script=SLEEPS) as running:
+        running.wait_for("up", 2)
+        agent = running.pid_of_agent()
+        running.signal(signal.SIGKILL)
+        os.kill(agent, signal.SIGKILL)
+        running.wait()
+
+
+def test_a_driver_that_is_stopped_for_a_while_goes_on(tmp_path: Path) -> None:
+    """Ctrl-Z, or a laptop that sleeps: shorter than the lease, it does no harm."""
+    with start(tmp_path, "train.py", script="import time; print('up'); time.sleep(1.5); print('done')") as running:
+        running.wait_for("up")
+        running.signal(signal.SIGTSTP)  # ignored
+        running.signal(signal.SIGSTOP)
+        began = time.monotonic()
+        wait_until(lambda: time.monotonic() - began > 0.5, 5)
+        running.signal(signal.SIGCONT)
+        assert running.wait() == 0
+    assert running.out.endswith("done\n")
+
+
+def test_a_rank_that_raises_but_does_not_end_is_ended(tmp_path: Path) -> None:
+    script = """
+        import os, threading, time
+        if os.environ["RANK"] == "1":
+            threading.Thread(target=time.sleep, args=(100,)).start()
+            raise ValueError("stuck")
+        time.sleep(100)
+    """
+    with start(tmp_path, *TWO, "train.py", script=script) as running:
+        assert running.wait(20) == 1
+    assert running.last_line == (
+        "paceline: rank 1 on localhost failed first: ValueError: stuck (its process did not end by itself)"
+    )
+
+
+def test_two_runs_side_by_side_do_not_touch_each_other(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    with start(tmp_path / "a", "train.py", script="import time; print('up'); time.sleep(2); print('done')") as one:
+        one.wait_for("up")
+        with start(tmp_path / "b", "train.py", script="import time; print('up'); raise ValueError") as other:
+            assert other.wait() == 1
+        assert one.wait() == 0
+    assert one.out.endswith("done\n")
