@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lab_runs import ALL, run, write
+from lab_runs import ALL, run, start, write
 
 from paceline.lab import Lab
 
@@ -18,28 +18,10 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(120)]
 REPOSITORY = Path(__file__).parents[2]
 PYTHON_ON_HOSTS = "~/torch-only/bin/python"
 # What `pip install torch numpy scikit-learn` brings; not paceline, typer, rich or safetensors.
-PACKAGES = [
-    "torch",
-    "torchgen",
-    "functorch",
-    "numpy",
-    "numpy.libs",
-    "sympy",
-    "mpmath",
-    "networkx",
-    "jinja2",
-    "markupsafe",
-    "fsspec",
-    "filelock",
-    "typing_extensions.py",
-    "sklearn",
-    "scikit_learn.libs",
-    "scipy",
-    "scipy.libs",
-    "joblib",
-    "threadpoolctl.py",
-    "narwhals",
-]
+PACKAGES = (
+    "torch torchgen functorch numpy numpy.libs sympy mpmath networkx jinja2 markupsafe fsspec filelock "
+    "typing_extensions.py sklearn scikit_learn.libs scipy scipy.libs joblib cloudpickle threadpoolctl.py narwhals"
+)
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +32,9 @@ def torch_only(lab: Lab) -> str:
         made = lab.run(host, [sys.executable, "-m", "venv", "--without-pip", f"{lab.spec.home}/torch-only"])
         assert made.returncode == 0, made.stderr
         [packages] = (lab.home(host) / "torch-only/lib").glob("python3*/site-packages")
-        for pattern in PACKAGES:
+        for pattern in PACKAGES.split():
             stem = pattern.removesuffix(".py").removesuffix(".libs")
-            for found in [*site.glob(pattern), *site.glob(f"{stem}-*.dist-info"), *site.glob(f"{stem}-*.dist-info")]:
+            for found in [*site.glob(pattern), *site.glob(f"{stem}-*.dist-info")]:
                 if not (packages / found.name).is_symlink():
                     (packages / found.name).symlink_to(found)
         check = lab.run(host, [f"{lab.spec.home}/torch-only/bin/python", "-c", "import paceline"])
@@ -74,7 +56,7 @@ def project(lab: Lab) -> Iterator[str]:
 def test_gpt_learns_on_four_hosts(lab: Lab, torch_only: str, project: str) -> None:
     done = run(lab, "--hostfile", torch_only, "gpt.py", "--steps", "12", cwd=project, timeout_s=100)
     assert done.process.returncode == 0, done.stderr
-    losses = [float(loss) for loss in re.findall(r"held-out loss\D*([\d.]+)", done.stdout)]
+    losses = [float(loss) for loss in re.findall(r"held_out_loss\D*([\d.]+)", done.stdout)]
     assert losses[-1] < losses[0], done.stdout
     assert "4 ranks on h1, h2, h3, h4" in done.stderr and "samples/s" in done.stderr
     assert (lab.home("h1") / "examples-copy/checkpoints/gpt").is_dir()
@@ -85,7 +67,8 @@ def test_gpt_learns_on_four_hosts(lab: Lab, torch_only: str, project: str) -> No
 def test_digits_with_plain_ddp(lab: Lab, torch_only: str, project: str) -> None:
     done = run(lab, "--hostfile", torch_only, "digits.py", cwd=project, timeout_s=100)
     assert done.process.returncode == 0, done.stderr
-    assert re.search(r"\[h1:0\].*accuracy", done.stdout), done.stdout
+    right = [float(share) for share in re.findall(r"\[h1:0\].* ([\d.]+)% of held-out digits right", done.stdout)]
+    assert right[-1] > 90, done.stdout
 
 
 WORLD = """
@@ -156,23 +139,25 @@ def test_two_worlds_instead_of_one_fail_loudly(lab: Lab) -> None:
             mp.spawn(work, args=(2,), nprocs=2)
         """,
     )
-    done = run(lab, "-H", "h1,h2,h3,h4", "train.py", cwd=folder, timeout_s=60)
+    done = run(lab, "-H", "h1,h2", "train.py", cwd=folder, timeout_s=60)
     assert done.process.returncode == 1
     assert "trained" not in done.stdout
-    assert "4 ranks" in done.stderr and "a process group of 2 of its own" in done.stderr
+    # Two hosts, two workers on each: the size alone would not have shown it.
+    assert "paceline started this process as rank 0, but the script joins as rank 1" in done.stderr
     alone = run(lab, "-H", "h1", "train.py", cwd=folder, timeout_s=60)
     assert alone.process.returncode == 0 and alone.stdout.count("trained") == 2
 
 
 def test_no_secret_on_a_command_line(lab: Lab, package: str) -> None:
-    script = 'echo "key $MY_API_KEY"; cat /proc/[0-9]*/cmdline | tr "\\0" "\\n" | grep -c hush-hush; true'
-    done = run(
-        lab, "-H", ALL, "--env", "MY_API_KEY", "--", "sh", "-c", script, cwd=package, env={"MY_API_KEY": "hush-hush"}
-    )
-    assert done.stdout.count("key hush-hush") == 4
-    # The grep itself, and the sh that runs it, are all that name it.
-    counts = [int(line.split("] ")[1]) for line in done.stdout.splitlines() if "key" not in line]
-    plain = run(lab, "-H", ALL, "--", "sh", "-c", script, cwd=package)
-    assert counts == [int(line.split("] ")[1]) for line in plain.stdout.splitlines() if "key" not in line]
-    events = "".join(path.read_text() for path in lab.home("h1").glob(".local/state/paceline/runs/*/events.jsonl"))
-    assert '"MY_API_KEY"' not in events
+    secret = "hush-hush"
+    command = ("sh", "-c", 'echo "key $MY_API_KEY"; sleep 4321')
+    with start(
+        lab, "-H", ALL, "--env", "MY_API_KEY", "--", *command, cwd=package, env={"MY_API_KEY": secret}
+    ) as started:
+        started.wait_for(f"key {secret}", count=4)
+        shown = [process.command for host in lab.hosts for process in lab.processes(host)]
+        started.process.terminate()
+        started.wait(15)
+    assert not [words for words in shown if any(secret in word for word in words)]
+    [folder] = [path.parent for path in lab.home("h1").glob(".local/state/paceline/runs/*/rank-0.stdout.log")][-1:]
+    assert secret not in (folder / "events.jsonl").read_text()

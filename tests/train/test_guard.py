@@ -14,6 +14,8 @@ from paceline.launch import bootstrap
 from paceline.train.guard import find_problem
 
 RANK_1_OF_2 = {
+    "PACELINE_RUN_ID": "tuesday",
+    "TORCHELASTIC_RUN_ID": "tuesday",
     "PACELINE_WORLD_SIZE": "2",
     "PACELINE_RANK": "1",
     "PACELINE_NUM_HOSTS": "2",
@@ -33,6 +35,7 @@ RANK_1_OF_2 = {
         ({"MASTER_ADDR": "localhost"}, {"meeting": "a store"}),
         ({"MASTER_ADDR": "localhost", "PACELINE_NUM_HOSTS": "1"}, {}),
         ({"PACELINE_NUM_HOSTS": "1"}, {"meeting": "tcp://localhost:29500"}),
+        ({"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "8"}, {"rank": 7}),  # `paceline run -- torchrun ...`
     ],
 )
 def test_no_problem(environ: dict[str, str], asked: dict[str, object]) -> None:
@@ -64,6 +67,7 @@ def start_rank(tmp_path: Path, code: str, rank: int, port: int) -> subprocess.Po
     (tmp_path / "train.py").write_text(code)
     env = {
         "PACELINE_RUN_ID": "r",
+        "TORCHELASTIC_RUN_ID": "r",
         "PACELINE_WORLD_SIZE": "2",
         "PACELINE_RANK": str(rank),
         "PACELINE_NUM_HOSTS": "1",

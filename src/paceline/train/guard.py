@@ -83,6 +83,8 @@ def find_problem(environ: Mapping[str, str], *, world_size: int = -1, rank: int 
     `world_size` and `rank`: what the script passes, or -1 where it leaves it to the environment. `meeting`: where the
     ranks are to meet, as an `init_method`.
     """
+    if environ.get("TORCHELASTIC_RUN_ID") != environ["PACELINE_RUN_ID"]:
+        return None  # `paceline run -- torchrun ...`: that launcher answers for its own world
     started, started_rank = int(environ["PACELINE_WORLD_SIZE"]), int(environ["PACELINE_RANK"])
     if world_size < 0:
         world_size = int(environ.get("WORLD_SIZE", started))
