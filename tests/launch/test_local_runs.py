@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from local_runs import DOWN_LIMIT_S, PACELINE, run, start, state_of, wait_until
+from local_runs import DOWN_LIMIT_S, PACELINE, Run, run, start, state_of, wait_until
 
 pytestmark = pytest.mark.launcher
 
@@ -135,7 +137,7 @@ def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Path) -> None:
         text=True,
         timeout=30,
     )
-    assert done.stdout.splitlines()[0] == "[localhost:0] 0"
+    assert done.stdout.splitlines() == ["[localhost:0] 0", "0"]
     assert (tmp_path / "done").exists()
     assert "Traceback" not in done.stderr
 
@@ -347,13 +349,43 @@ def test_a_driver_that_is_stopped_for_a_while_goes_on(tmp_path: Path) -> None:
     assert running.out.endswith("done\n")
 
 
+def test_a_closed_terminal_ends_the_run_in_good_order(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import time\nwhile True:\n    print('busy')\n    time.sleep(0.02)\n")
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        ["setsid", "--ctty", PACELINE, "run", "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, "XDG_STATE_HOME": str(state_of(tmp_path))},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    try:
+        os.close(theirs)
+        shown = b""
+        while b"busy" not in shown:
+            assert select.select([ours], [], [], 20)[0], shown
+            shown += os.read(ours, 1000)
+        os.close(ours)
+        assert process.wait(DOWN_LIMIT_S) == 128 + signal.SIGHUP
+    finally:
+        process.kill()
+        process.wait()
+    running = Run(tmp_path, process)
+    running.expect_all_gone()
+    assert running.events()[-1]["exit_code"] == 129
+
+
 def test_a_rank_that_raises_but_does_not_end_is_ended(tmp_path: Path) -> None:
+    """Also while another one prints without a pause."""
     script = """
         import os, threading, time
         if os.environ["RANK"] == "1":
             threading.Thread(target=time.sleep, args=(100,)).start()
             raise ValueError("stuck")
-        time.sleep(100)
+        while True:
+            print("busy")
+            time.sleep(0.05)
     """
     with start(tmp_path, *TWO, "train.py", script=script) as running:
         assert running.wait(20) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -108,8 +109,9 @@ def _run(options: RunOptions) -> int:
 
     width = shutil.get_terminal_size().columns
     result = start_run(options, make_screen, on_event)
-    for line in render.closing(result, view, width):
-        print(line, file=sys.stderr)
+    with contextlib.suppress(OSError):  # the terminal has gone
+        for line in render.closing(result, view, width):
+            print(line, file=sys.stderr)
     return result.outcome.exit_code
 
 

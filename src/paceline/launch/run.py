@@ -166,12 +166,13 @@ class _Conductor:
         self._log.add(events.RunStarted(run_id=plan.run_id, command=command, hosts=names, num_ranks=plan.num_ranks))
         self._tell(supervisor.Begin())
         while self._outcome is None:
-            try:
+            with contextlib.suppress(queue.Empty):
                 self._receive(self._hosts.inbox.get(timeout=_TICK_S))
-            except queue.Empty:
+            # By the clock, not when the inbox is empty: ranks that print all the time must not hide a silent host.
+            if time.monotonic() - self._last_look_s >= _TICK_S:
                 self._look_for_silence()
                 self._tell(supervisor.Tick())
-            self._last_look_s = time.monotonic()
+                self._last_look_s = time.monotonic()
         self._logs.close()
         headline = self._outcome.failures[0].what if self._outcome.failures else ""
         self._log.add(events.RunEnded(exit_code=self._outcome.exit_code, headline=headline))
