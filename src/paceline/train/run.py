@@ -294,21 +294,15 @@ def _averaging_hook(meter: Meter, world_size: int) -> Callable[..., Any]:
 
 
 def _start_line(world: World, hosts: list[str], precision: str, timeout_s: float) -> str:
+    """What was chosen, and why; the ranks and hosts only where `paceline run` has not just named them."""
     place = world.place
-    words = [
-        f"paceline: {world.size} rank{'s' * (world.size > 1)} on {', '.join(hosts)}",
-        f"{world.device.type} ({world.device_reason})",
-        precision,
-    ]
-    if world.backend is None:
-        words += [f"alone ({place.reason})"]
-    else:
-        words += [
-            world.backend,
-            f"a rank that waits gives up after {format_duration(timeout_s)}",
-            f"started by {place.launcher} ({place.reason})",
-        ]
-    return " · ".join(words)
+    words = [f"{world.device.type} ({world.device_reason})", precision]
+    if place.launcher != "paceline run":
+        ranks = f"{world.size} rank{'s' * (world.size > 1)} on {', '.join(hosts)}"
+        words.insert(0, f"{ranks}, started by {place.launcher} ({place.reason})")
+    if world.backend is not None:
+        words.append(f"{world.backend}, waits at most {format_duration(timeout_s)} for a rank")
+    return f"paceline: {' · '.join(words)}"
 
 
 def _log_line(step: int, means: dict[str, float], samples: int, seconds: float) -> str:
