@@ -69,7 +69,9 @@ def test_unknown_fields_are_dropped() -> None:
 def test_emit_writes_one_line() -> None:
     reader, writer = os.pipe()
     try:
-        events.emit(events.Logged(step=3, values={"loss": 2.5}), environ={"PACELINE_EVENT_FD": str(writer)})
+        events.emit(
+            events.Logged(step=3, values={"loss": 2.5}), environ={"PACELINE_EVENT_FD": events.name_descriptor(writer)}
+        )
         line = os.read(reader, 4096)
     finally:
         os.close(reader)
@@ -83,7 +85,7 @@ def test_emit_outside_a_run_or_after_the_agent_died_does_nothing() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        for environ in ({}, {"PACELINE_EVENT_FD": str(writer)}, {"PACELINE_EVENT_FD": "nonsense"}):
+        for environ in ({}, {"PACELINE_EVENT_FD": f"{writer}:1"}, {"PACELINE_EVENT_FD": "nonsense"}):
             events.emit(events.RankFinished(), environ=environ)
     finally:
         os.close(writer)

@@ -134,14 +134,24 @@ def from_record(record: Mapping[str, Any]) -> Event | None:
         return None
 
 
+def name_descriptor(descriptor: int) -> str:
+    """The value of `PACELINE_EVENT_FD`: the number, and which pipe it was, for the number may be used again."""
+    return f"{descriptor}:{os.fstat(descriptor).st_ino}"
+
+
 def emit(event: Event, environ: Mapping[str, str] = os.environ) -> None:
-    """From inside a rank: tell the agent. Does nothing when the process was not started by `paceline run`."""
-    descriptor = environ.get("PACELINE_EVENT_FD")
-    if descriptor is None:
+    """From inside a rank: tell the agent. Does nothing when the process was not started by `paceline run`.
+
+    Nor in a process that a rank has started without this descriptor: its number may be another file's there.
+    """
+    name = environ.get("PACELINE_EVENT_FD")
+    if name is None:
         return
     line = json.dumps(to_record(event), separators=(",", ":")) + "\n"
     try:
-        os.write(int(descriptor), line.encode())
+        descriptor = int(name.partition(":")[0])
+        if name_descriptor(descriptor) == name:
+            os.write(descriptor, line.encode())
     except (OSError, ValueError):
         # The agent is gone, or a wrapper closed the descriptor: the rank must not die of it.
         return

@@ -89,7 +89,7 @@ def test_a_rank_has_a_session_no_stdin_and_both_environments(start: Callable[[st
     code = (
         "import os, sys; print(os.getsid(0) == os.getpid(), sys.stdin.read() == '', "
         f"os.environ['{LEASE_VARIABLE}'], os.environ['PATH'].split(':')[0], "
-        "os.fstat(int(os.environ['PACELINE_EVENT_FD'])).st_mode & 0o170000 == 0o010000)"
+        "os.fstat(int(os.environ['PACELINE_EVENT_FD'].split(':')[0])).st_mode & 0o170000 == 0o010000)"
     )
     rank = start(code)
     assert read(rank).decode().split() == ["True", "True", LEASE, os.path.dirname(sys.executable), "True"]

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from paceline import InputError
+from paceline.events import name_descriptor
 from paceline.train.requirements import check_torch_version
 
 SCRIPT = """
@@ -44,7 +45,8 @@ def test_alone(script: str, tmp_path: pathlib.Path) -> None:
     told = tmp_path / "events"
     with told.open("wb") as events:
         result = subprocess.run(
-            [sys.executable, "-W", "error", script], env=environment(PACELINE_EVENT_FD=str(events.fileno())),
+            [sys.executable, "-W", "error", script],
+            env=environment(PACELINE_EVENT_FD=name_descriptor(events.fileno())),
             pass_fds=[events.fileno()], capture_output=True, text=True, timeout=40, check=False,
         )  # fmt: skip
     assert result.returncode == 0, result.stderr

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from paceline.events import name_descriptor
+
 pytestmark = pytest.mark.launcher
 
 WORKER = "from paceline.train.worker import main; main()"
@@ -42,7 +44,7 @@ def run_rank(folder: Path, *words: str, events: bool = True) -> Ended:
         done = subprocess.run(
             [sys.executable, "-c", WORKER, *words],
             cwd=folder,
-            env={**os.environ, "PACELINE_EVENT_FD": str(write_fd)} if events else None,
+            env={**os.environ, "PACELINE_EVENT_FD": name_descriptor(write_fd)} if events else None,
             pass_fds=(write_fd,),
             capture_output=True,
             text=True,
@@ -275,5 +277,7 @@ def test_a_script_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_closed_event_descriptor_does_no_harm(tmp_path: Path) -> None:
-    rank = run_script(tmp_path, "import os\nos.close(int(os.environ['PACELINE_EVENT_FD']))\nprint('fine')\n")
+    rank = run_script(
+        tmp_path, "import os\nos.close(int(os.environ['PACELINE_EVENT_FD'].split(':')[0]))\nprint('fine')\n"
+    )
     assert (rank.exit_code, rank.out, rank.err) == (0, "fine\n", "")

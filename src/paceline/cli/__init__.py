@@ -25,6 +25,7 @@ def paceline() -> None:
 
 def main() -> None:
     """The entry point of the `paceline` command: an error of ours is one message, without a traceback."""
+    _open_standard_streams()
     try:
         app()
     except PacelineError as error:
@@ -32,6 +33,17 @@ def main() -> None:
         sys.exit(error.exit_code)
     finally:
         _flush()
+
+
+def _open_standard_streams() -> None:
+    """`paceline run ... >&-` closes a descriptor, whose number the next pipe would get: it leads nowhere instead."""
+    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != descriptor:
+                os.dup2(null, descriptor)
+                os.close(null)
+            setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8", closefd=False))
 
 
 def _flush() -> None:

@@ -40,7 +40,7 @@ def closing(result: Result, view: RunView, width: int) -> Iterator[str]:
     if outcome.interrupted_by is None and not outcome.failures:
         yield from render_summary(view, duration_s=result.duration_s, log_folder=str(result.folder), width=width)
         return
-    if outcome.interrupted_by is not None:
+    if not outcome.failures:
         yield rule("stopped", width)
         yield from _checkpoint_lines(view)
         yield f"  logs        {result.folder}"

@@ -21,15 +21,8 @@ from collections.abc import Callable
 from paceline.launch import protocol, receive
 from paceline.launch.facts import gather_facts, state_folder
 from paceline.launch.ports import PortTakenError, hold_port
-from paceline.launch.process import (
-    Ending,
-    RankProcess,
-    adopt_orphans,
-    find_marked,
-    kernel_says,
-    send_signal,
-    start_rank,
-)
+from paceline.launch.process import Ending, RankProcess, adopt_orphans, kernel_says, start_rank
+from paceline.launch.watchdog import Watchdog
 from paceline.network.probe import Listener, dial
 
 OUTBOX_LIMIT_BYTES = 8 << 20
@@ -57,8 +50,7 @@ class Agent:
         self._copies: dict[str, receive.ProjectCopy] = {}
         self._listener: Listener | None = None
         self._held_port: socket.socket | None = None
-        self._watchdog_pid = 0
-        self._watchdog_fd: int | None = None
+        self._watchdog: Watchdog | None = None
         self._handlers: dict[type[protocol.Message], Callable[..., None]] = {
             protocol.Setup: self._on_setup,
             protocol.Heartbeat: self._on_heartbeat,
@@ -167,7 +159,7 @@ class Agent:
 
     def _on_setup(self, message: protocol.Setup) -> None:
         self._setup = message
-        self._watchdog_pid, self._watchdog_fd = start_watchdog(self._lease)
+        self._watchdog = Watchdog(self._lease)
 
     def _on_heartbeat(self, message: protocol.Heartbeat) -> None:
         """All that it says is in its arrival."""
@@ -227,6 +219,8 @@ class Agent:
         for spec in message.ranks:
             rank = start_rank(spec)
             self._ranks[rank.rank] = rank
+            if self._watchdog is not None:
+                self._watchdog.add(rank.pid)
             self._send(protocol.RankBegan(rank=rank.rank, pid=rank.pid))
         self._flush()
 
@@ -238,7 +232,7 @@ class Agent:
             self._ending.hasten(grace_s=message.grace_s, now=now)
 
     def _end_ranks(self, grace_s: float, now: float) -> Ending:
-        spare = {self._watchdog_pid}
+        spare = {self._watchdog.pid} if self._watchdog else set[int]()
         return Ending(self._lease, self._ranks.values(), spare=spare, grace_s=grace_s, now=now)
 
     # The ranks
@@ -320,8 +314,8 @@ class Agent:
             time.sleep(0.05)
         for copy in self._copies.values():
             copy.close()
-        if self._watchdog_fd is not None:
-            os.write(self._watchdog_fd, b"done")
+        if self._watchdog is not None:
+            self._watchdog.dismiss()
 
 
 def _close_stream(rank: RankProcess, descriptor: int) -> None:
@@ -345,43 +339,6 @@ _HINTS = {
     122: "make room within that user's quota",  # EDQUOT
     2: "check the path; with --no-ship the project must lie at the same path on every host",  # ENOENT
 }
-
-
-def start_watchdog(lease: str) -> tuple[int, int]:
-    """Fork a process that waits for the agent's death, however it comes, and then ends what carries the lease.
-
-    Returns its pid and the descriptor whose closing is the signal; writing to it first says that all is well.
-    """
-    read_fd, write_fd = os.pipe()
-    if pid := os.fork():
-        os.close(read_fd)
-        return pid, write_fd
-    try:
-        os.setsid()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        signal.set_wakeup_fd(-1)
-        # The channel must close when the agent dies, so no copy of its ends may live on here.
-        os.dup2(read_fd, 0)
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1)
-        os.dup2(null, 2)
-        os.closerange(3, 1024)
-        if not os.read(0, 16):
-            _sweep(lease)
-    finally:
-        os._exit(0)
-
-
-def _sweep(lease: str) -> None:
-    term_until = time.monotonic() + END_GRACE_S
-    give_up_at = term_until + 10.0
-    number = signal.SIGTERM
-    while (remaining := find_marked(lease)) and time.monotonic() < give_up_at:
-        send_signal(remaining, number)
-        time.sleep(0.2)
-        if time.monotonic() >= term_until:
-            number = signal.SIGKILL
 
 
 def main() -> None:

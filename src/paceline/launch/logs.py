@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 _COLOURS = (36, 33, 35, 32, 34, 31, 96, 93, 95, 92, 94, 91)
+LONGEST_LINE_BYTES = 1 << 20
+"""What is longer is cut on the screen; the file has it whole."""
 _CLEAR_LINE = "\r\x1b[2K"
 
 
@@ -33,6 +35,8 @@ class LineSplitter:
     def feed(self, data: bytes) -> list[Line]:
         """The lines that are complete now, and the present state of a progress bar, if one is being drawn."""
         *complete, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > LONGEST_LINE_BYTES:
+            complete, self._rest = [*complete, self._rest], b""
         lines = [_line(raw) for raw in complete]
         if b"\r" in self._rest.rstrip(b"\r"):
             lines.append(dataclasses.replace(_line(self._rest), live=True))

@@ -15,6 +15,8 @@ import sys
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
+from paceline.events import name_descriptor
+
 LEASE_VARIABLE = "PACELINE_LEASE"
 _PR_SET_CHILD_SUBREAPER = 36
 SIGTERM_GRACE_S = 1.0
@@ -45,7 +47,7 @@ def start_rank(spec: dict[str, Any]) -> RankProcess:
     """Start the process {rank, argv, env, cwd}: in a session of its own, without stdin. Raises OSError."""
     event_read, event_write = os.pipe()
     env = rank_environment(spec["env"], os.environ, sys.executable)
-    env["PACELINE_EVENT_FD"] = str(event_write)
+    env["PACELINE_EVENT_FD"] = name_descriptor(event_write)
     try:
         process = subprocess.Popen(
             spec["argv"],
