@@ -106,7 +106,9 @@ def _report(error: BaseException, folder: str) -> None:
         text = "".join(traceback.format_exception(type(error), error, frames))
         summary = _summary(error)
     if sys.excepthook is not sys.__excepthook__:
-        with contextlib.suppress(BaseException):  # an experiment tracker's, say, which marks the run as failed
+        # An experiment tracker's, say, which marks the run as failed. What it prints goes nowhere: the hook that
+        # torch.distributed sets prints the traceback, on every rank, that the driver shows once.
+        with contextlib.suppress(BaseException), contextlib.redirect_stderr(io.StringIO()):
             sys.excepthook(type(error), error, frames)
     if os.environ.get("PACELINE_EVENT_FD") is None:
         sys.stderr.write(text)
@@ -117,7 +119,10 @@ def _report(error: BaseException, folder: str) -> None:
 def _summary(error: BaseException) -> str:
     """`ValueError: ...`, the first line of it; what a SyntaxError shows of the source comes before."""
     lines = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()
-    return next((line for line in lines if type(error).__name__ in line.partition(":")[0]), lines[-1])
+    said = next((line for line in lines if type(error).__name__ in line.partition(":")[0]), lines[-1])
+    if said.rstrip().endswith(":"):  # torch.multiprocessing's, around the traceback of a child: that one's last line
+        said = next((line for line in reversed(lines) if line[:1].strip()), said)
+    return said
 
 
 def _user_frames(frames: TracebackType | None) -> TracebackType | None:
