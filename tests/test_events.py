@@ -18,6 +18,7 @@ KINDS = events.Event.__subclasses__()
 
 VALUES: dict[Any, st.SearchStrategy[Any]] = {
     str: st.text(),
+    bool: st.booleans(),
     int: st.integers(),
     float: st.floats(allow_nan=False),
     float | None: st.none() | st.floats(allow_nan=False),

@@ -58,6 +58,8 @@ class RankFinished(Event):
     """The script of a rank came to its end by itself; what the interpreter does afterwards can't fail the run."""
 
     kind: ClassVar[str] = "rank_finished"
+    alone: bool = False
+    """It was one of several ranks and used PyTorch, but made no process group: it trained by itself."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,16 +144,31 @@ def name_descriptor(descriptor: int) -> str:
 def emit(event: Event, environ: Mapping[str, str] = os.environ) -> None:
     """From inside a rank: tell the agent. Does nothing when the process was not started by `paceline run`.
 
-    Nor in a process that a rank has started without this descriptor: its number may be another file's there.
+    A process that a rank has started without this descriptor (multiprocessing's spawn) finds it at its parent.
     """
     name = environ.get("PACELINE_EVENT_FD")
     if name is None:
         return
     line = json.dumps(to_record(event), separators=(",", ":")) + "\n"
     try:
-        descriptor = int(name.partition(":")[0])
-        if name_descriptor(descriptor) == name:
-            os.write(descriptor, line.encode())
+        _write(name, line.encode())
     except (OSError, ValueError):
         # The agent is gone, or a wrapper closed the descriptor: the rank must not die of it.
         return
+
+
+def _write(name: str, line: bytes) -> None:
+    descriptor = int(name.partition(":")[0])
+    try:
+        is_the_pipe = name_descriptor(descriptor) == name
+    except OSError:
+        is_the_pipe = False
+    if is_the_pipe:
+        os.write(descriptor, line)
+        return
+    parents = os.open(f"/proc/{os.getppid()}/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if name.endswith(f":{os.fstat(parents).st_ino}"):
+            os.write(parents, line)
+    finally:
+        os.close(parents)

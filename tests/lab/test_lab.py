@@ -93,7 +93,7 @@ def test_each_host_has_its_own_places_name_and_processes(lab: Lab) -> None:
     assert (lab.home("h1") / "mark").read_text() == "mine\n"
     assert not Path("/var/tmp/mark").exists() and not Path("~/mark").expanduser().exists()
 
-    facts = "hostname; echo $(ls /sys/class/net); ip -o -4 address show eth0; grep -w h2 /etc/hosts"
+    facts = "hostname; echo $(ls /sys/class/net); ip -o -4 address show eth0; grep 127.0.1.1 /etc/hosts"
     hostname, interfaces, address, own_name = lab.run("h2", ["sh", "-c", facts]).stdout.splitlines()
     assert hostname == "h2" and interfaces.split() == ["eth0", "lo"]
     assert "10.77.0.2/24" in address and own_name.split() == ["127.0.1.1", "h2"]

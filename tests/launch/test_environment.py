@@ -60,7 +60,6 @@ TABLE = {
     "PACELINE_ATTEMPT": "1 1 1 1 1",
     "PACELINE_LEASE": " ".join([f"{PLAN.run_id}/0"] * 2 + [f"{PLAN.run_id}/1"] * 3),
     "PYTHONPATH": " ".join(["/state/runtime/abc"] * 5),
-    "PYTHONUNBUFFERED": "1 1 1 1 1",
 }
 
 

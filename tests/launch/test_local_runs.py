@@ -115,7 +115,7 @@ def test_output_of_four_ranks_is_whole_and_untorn(tmp_path: Path) -> None:
         for number in range(8000):
             sys.stdout.write(f"{rank}:{number}:" + "ü" * 70 + "\\n")
     """
-    ended = run(tmp_path, *FOUR, "train.py", script=script, PYTHONUNBUFFERED="")
+    ended = run(tmp_path, *FOUR, "train.py", script=script)
     assert ended.process.returncode == 0
     by_rank: dict[str, list[str]] = {}
     for line in ended.out.splitlines():
@@ -228,7 +228,7 @@ def test_restarts_until_it_works(tmp_path: Path) -> None:
     lines = ended.out.splitlines()
     assert [line for line in lines if ":1]" in line] == [f"[localhost:1] attempt {attempt}" for attempt in range(3)]
     assert lines[-1].endswith("attempt 2") and "[localhost:0] attempt 2" in lines
-    assert "rank 1 failed (exit code 3); starting all ranks again (3 of 3 restarts left)" in ended.err
+    assert "rank 1 failed (exit code 3); starting all ranks again (restart 1 of 3)" in ended.err
     assert (ended.run_folder / "rank-0.restart-2.stdout.log").read_text() == "attempt 2\n"
 
 
@@ -355,6 +355,29 @@ def test_the_agent_is_killed_and_its_ranks_have_cleared_their_environment(tmp_pa
         finally:
             for pid in lost:
                 os.kill(pid, signal.SIGKILL)
+
+
+def test_lines_of_a_ranks_processes_are_not_torn(tmp_path: Path) -> None:
+    script = """
+        import multiprocessing
+        def work(number):
+            for _ in range(300):
+                print("process", number, "says", "the same", "again")
+        if __name__ == "__main__":
+            workers = [multiprocessing.Process(target=work, args=(number,)) for number in range(4)]
+            [worker.start() for worker in workers] + [worker.join() for worker in workers]
+    """
+    ended = run(tmp_path, "train.py", script=script)
+    wanted = {f"[localhost:0] process {number} says the same again" for number in range(4)}
+    assert set(ended.out.splitlines()) == wanted and len(ended.out.splitlines()) == 1200
+
+
+@pytest.mark.ranks
+def test_ranks_that_train_alone_are_told_so(tmp_path: Path) -> None:
+    ended = run(tmp_path, *TWO, "train.py", script="import torch; print(torch.ones(1))")
+    assert "note        no rank made a process group" in ended.err
+    ended = run(tmp_path, *TWO, "train.py", script="print('nothing to do with PyTorch')")
+    assert "process group" not in ended.err
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])

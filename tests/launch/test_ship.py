@@ -103,6 +103,13 @@ def test_git_tracked_and_untracked_but_not_ignored(project: Path) -> None:
     assert paths(project) == [".gitignore", "lib/net.py", "train.py"]
 
 
+def test_what_git_ignores_is_named_but_for_caches(project: Path) -> None:
+    ignored = ("data/train.bin", "best.pt", "__pycache__/a.pyc", ".venv/bin/python", "x.pyc")
+    write(project, {".gitignore": "data/\n*.pt\n__pycache__/\n.venv/\n*.pyc\n", **dict.fromkeys(ignored, "x")})
+    git(project, "init")
+    assert load(project).left_behind == ("best.pt", "data/")
+
+
 def test_without_git_all_but_caches(project: Path) -> None:
     skipped = ["__pycache__/a.pyc", ".venv/bin/python", "node_modules/x", ".git/config"]
     write(project, {"train.py": "", "data/x": "", ".env": "", **dict.fromkeys(skipped, "")})

@@ -209,8 +209,8 @@ def test_restarts_are_counted_and_then_it_is_over() -> None:
     drive.tell(ended(1, 7), *all_stopped())
     said = [action.text for action in drive.actions if isinstance(action, Say)]
     assert said == [
-        "rank 1 failed (exit code 1: ValueError: no); starting all ranks again (2 of 2 restarts left)",
-        "rank 1 failed (exit code 1: ValueError: no); starting all ranks again (1 of 2 restarts left)",
+        "rank 1 failed (exit code 1: ValueError: no); starting all ranks again (restart 1 of 2)",
+        "rank 1 failed (exit code 1: ValueError: no); starting all ranks again (restart 2 of 2)",
     ]
     assert (drive.outcome.exit_code, drive.outcome.attempts) == (1, 3)
     assert [failure.what for failure in drive.outcome.failures] == ["exit code 7"], "of the last attempt only"
@@ -229,6 +229,14 @@ def test_gloo_aborting_after_the_script_is_no_failure() -> None:
     assert drive.tell(ended(3, -signal.SIGABRT)) == stop_all(0.0)
     drive.tell(*all_stopped())
     assert drive.outcome == Outcome(exit_code=0)
+
+
+def test_a_rank_whose_worker_raised_has_failed_though_it_exits_with_0() -> None:
+    drive = running()
+    assert drive.tell(raised(1, "a world of its own"), ended(1, 0)) == stop_all(GRACE_S)
+    drive.tell(*(ended(rank, -signal.SIGTERM) for rank in (0, 2, 3)), *all_stopped())
+    assert drive.outcome.exit_code == 1
+    assert [failure.what for failure in drive.outcome.failures] == ["one of its processes raised: a world of its own"]
 
 
 def test_other_ends_after_the_script_are_failures() -> None:

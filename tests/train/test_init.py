@@ -51,7 +51,7 @@ def test_alone(script: str, tmp_path: pathlib.Path) -> None:
         )  # fmt: skip
     assert result.returncode == 0, result.stderr
     first, last = result.stdout.splitlines()
-    assert first.startswith("paceline: 1 rank on ") and "alone (no launcher's variables are set)" in first
+    assert first.startswith("paceline: 1 rank on ") and "started by nobody (no launcher's variables are set)" in first
     assert last.startswith("step 1  rank 0  ") and last.endswith("samples/s")
     logged, *_, progress = sorted(
         map(json.loads, told.read_text().splitlines()), key=lambda event: event["kind"] == "progress"

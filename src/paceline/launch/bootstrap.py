@@ -77,6 +77,8 @@ import os
 import sys
 
 if os.environ.get("PACELINE_RUN_ID"):
+    # Whole lines, at once: else they would be late, lost with a rank that is killed, or torn between its processes.
+    sys.stdout.reconfigure(line_buffering=True, write_through=False)
     from paceline.train.guard import watch_process_group
 
     watch_process_group()

@@ -83,7 +83,6 @@ def _shared_environment(plan: RunPlan, host_index: int, *, port: int, attempt: i
     environment = {
         "OMP_NUM_THREADS": choose_num_threads(host)[0],
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        "PYTHONUNBUFFERED": "1",  # else the last words of a rank that is killed are lost
         "GLOO_SOCKET_IFNAME": host.interface,
         "NCCL_SOCKET_IFNAME": f"={host.interface}",
         **({"CUDA_VISIBLE_DEVICES": ",".join(map(str, host.gpus))} if host.gpus is not None else {}),

@@ -44,13 +44,15 @@ class Hosts:
         self.channels: list[Channel] = []
         self.clock_offset_s: list[float] = [0.0] * len(hosts)
         """Add it to a host's monotonic time to get the driver's."""
+        self.runtime_digest = ""
+        """Names the folder on each host in which this package now lies."""
         self._stop_heart = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
 
     def open(self, run_id: str, pythons: Sequence[str]) -> list[Facts]:
         """Start an agent on every host; the facts of each. Raises HostError with a line for each host that failed."""
-        digest, data = bootstrap.pack_runtime()
-        first_bytes = bootstrap.first_bytes(digest, data)
+        self.runtime_digest, data = bootstrap.pack_runtime()
+        first_bytes = bootstrap.first_bytes(self.runtime_digest, data)
         failures: list[HostError] = []
         for index, (host, python) in enumerate(zip(self.hosts, pythons, strict=True)):
             try:

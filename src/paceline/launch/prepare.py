@@ -14,7 +14,7 @@ from collections.abc import Generator, Mapping, Sequence
 
 from paceline.cluster.spec import resolve_slots
 from paceline.errors import HostError
-from paceline.launch import bootstrap, protocol, ship
+from paceline.launch import protocol, ship
 from paceline.launch.compare import Difference, compare_facts
 from paceline.launch.environment import HostPlan, RunPlan
 from paceline.launch.facts import Facts
@@ -64,7 +64,6 @@ def prepare(hosts: Hosts, options: RunOptions, run_id: str, *, dry_run: bool) ->
     wires = find_wires(hosts, facts, options.nic)
     with _extra_packages(hosts, facts, options, dry_run=dry_run) as extra_folders:
         places = _place_project(hosts, options, project, facts, dry_run=dry_run)
-    digest, _ = bootstrap.pack_runtime()
     plans = tuple(
         HostPlan(
             name=host.name,
@@ -74,7 +73,7 @@ def prepare(hosts: Hosts, options: RunOptions, run_id: str, *, dry_run: bool) ->
             gpus=host.gpus,
             python=facts[index].python_path,
             cwd=places[index].cwd,
-            python_path=(f"{facts[index].state_folder}/runtime/{digest}", *extra_folders.get(index, ())),
+            python_path=(f"{facts[index].state_folder}/runtime/{hosts.runtime_digest}", *extra_folders.get(index, ())),
             env={**dict(options.env), **dict(host.env)},
         )
         for index, host in enumerate(options.hosts)
@@ -116,15 +115,19 @@ def _place_project(
         return places
     sharing = _find_sharing(hosts, project)
     away = {index: None for index in range(len(places)) if index not in sharing}
+    relative = os.path.relpath(options.script, project.cwd) if options.script is not None else None
+    if not options.cwd.is_relative_to(project.root):
+        # Hosts that share the script's folder need not share the one where the command was typed.
+        beside = Place(cwd=str(project.cwd), script=relative, num_sent=None, num_files=0)
+        places = [here if is_this_machine(host) else beside for host in hosts.hosts]
     if not away:
         return places
     cargo = ship.load_project(project)
-    relative = os.path.relpath(options.script, project.cwd) if options.script is not None else None
     if dry_run:
         return [
             Place(cwd="(a copy of the project)", script=relative, num_sent=0, num_files=len(cargo.entries))
             if index in away
-            else here
+            else places[index]
             for index in range(len(places))
         ]
     _check_room(hosts, facts, cargo, away)
@@ -134,6 +137,7 @@ def _place_project(
             script=relative,
             num_sent=num_sent,
             num_files=len(cargo.entries),
+            left_behind=cargo.left_behind,
         )
     return places
 

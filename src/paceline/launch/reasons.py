@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from paceline.launch.environment import HostPlan, RunPlan, choose_num_threads
 from paceline.network.wires import Wire
 
+_MOST_NAMES = 3
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reason:
@@ -27,6 +29,8 @@ class Place:
     num_sent: int | None
     """Files that had to be sent; None for a host that works in the user's own folder."""
     num_files: int
+    left_behind: tuple[str, ...] = ()
+    """What git ignores, and so was not sent."""
 
 
 def explain_choices(
@@ -59,6 +63,10 @@ def summarise_choices(
         sent = _grouped((name, f"{place.num_sent} of {place.num_files} files sent") for name, place in copies)
         text = "; ".join(f"{count} to {names}" for count, names in sent)
         yield Reason(what="project", why=f"{text}, in {copies[0][1].cwd}")
+        if left := copies[0][1].left_behind:
+            more = f" and {len(left) - _MOST_NAMES} more" if len(left) > _MOST_NAMES else ""
+            text = f"{', '.join(left[:_MOST_NAMES])}{more}, as git ignores it; or say --no-ship"
+            yield Reason(what="not sent", why=text)
     if unsent_names:
         text = f"{', '.join(unsent_names)}; say --env NAME for each that the ranks there need"
         yield Reason(what="not sent to other hosts", why=text)

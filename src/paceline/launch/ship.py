@@ -49,6 +49,8 @@ class Cargo:
     root: Path
     entries: list[Entry]
     digest: str
+    left_behind: tuple[str, ...] = ()
+    """What git ignores and is no mere cache, so it may be data that the script needs."""
 
     @property
     def num_bytes(self) -> int:
@@ -109,7 +111,13 @@ def load_project(project: Project) -> Cargo:
         if total_bytes > SHIP_LIMIT_BYTES:
             raise _too_large(project.root)
     name = f"{project.root.name or 'root'}-{digest_of([(str(project.root), 0, 0, os.uname().nodename, None)])[:12]}"
-    return Cargo(name=name, root=project.root, entries=entries, digest=digest_of(entries))
+    return Cargo(
+        name=name,
+        root=project.root,
+        entries=entries,
+        digest=digest_of(entries),
+        left_behind=tuple(_list_ignored(project.root)),
+    )
 
 
 def load_package(name: str) -> Cargo | None:
@@ -142,6 +150,22 @@ def _list_files(root: Path) -> list[str]:
         links = [name for name in subfolders if os.path.islink(os.path.join(folder, name))]
         paths += [os.path.relpath(os.path.join(folder, name), root) for name in [*files, *links]]
     return sorted(paths)
+
+
+def _list_ignored(root: Path) -> list[str]:
+    """Files, and folders as a whole, that git ignores; without caches, environments and compiled files."""
+    command = ["git", "-C", str(root), "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory"]
+    try:
+        listed = subprocess.run(command, capture_output=True, timeout=60).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    paths = sorted(os.fsdecode(path) for path in listed.split(b"\0") if path)
+    return [
+        path
+        for path in paths
+        if not _SKIPPED_FOLDERS & set(path.rstrip("/").split("/"))
+        and not path.rstrip("/").endswith((".pyc", ".egg-info", "_cache"))
+    ]
 
 
 def _with_inner_repositories(root: Path, listed: bytes) -> Iterator[str]:

@@ -252,7 +252,9 @@ def _on_ended(state: State, event: Ended, now: float) -> Step:
     rank = dataclasses.replace(state.ranks[event.rank], exit_code=event.exit_code)
     state = dataclasses.replace(state, ranks={**state.ranks, event.rank: rank})
     # Gloo may abort the interpreter while it exits; a script that had come to its end has succeeded all the same.
-    succeeded = event.exit_code == 0 or (rank.finished and event.exit_code == -signal.SIGABRT)
+    # One of whose processes raised what it could not go on from has not, though its parent may not have looked.
+    came_to_its_end = event.exit_code == 0 or (rank.finished and event.exit_code == -signal.SIGABRT)
+    succeeded = came_to_its_end and rank.raised is None
     if succeeded:
         all_ended = all(rank.exit_code is not None for rank in state.ranks.values())
         if state.phase == "running" and all_ended:
@@ -268,7 +270,8 @@ def _on_ended(state: State, event: Ended, now: float) -> Step:
 
 def _rank_failure(state: State, event: Ended, rank: RankState) -> Failure:
     summary = rank.raised.summary if rank.raised is not None else ""
-    what = describe_exit(event.exit_code, event.kernel_says) + (f": {summary}" if summary else "")
+    how = describe_exit(event.exit_code, event.kernel_says) if event.exit_code else "one of its processes raised"
+    what = f"{how}: {summary}" if summary else how
     looks_so = looks_like_consequence(summary, event.exit_code)
     left = sorted(number for number, other in state.ranks.items() if other.exit_code == 0)
     if looks_so and left and state.phase == "running":
@@ -367,7 +370,7 @@ def _end_if_all_stopped(state: State, now: float) -> Step:
         return state, []
     if state.failures and state.restarts_left > 0:
         cause = order_failures(state.failures)[0]
-        left = f"{state.restarts_left} of {state.restarts_left + state.attempt} restarts left"
+        number = f"restart {state.attempt + 1} of {state.attempt + state.restarts_left}"
         state = dataclasses.replace(
             state,
             phase="picking",
@@ -376,20 +379,15 @@ def _end_if_all_stopped(state: State, now: float) -> Step:
             failures=(),
         )
         where = f"rank {cause.rank}" if cause.rank is not None else "a host"
-        return state, [Say(text=f"{where} failed ({cause.what}); starting all ranks again ({left})"), PickPort()]
+        return state, [Say(text=f"{where} failed ({cause.what}); starting all ranks again ({number})"), PickPort()]
     state = dataclasses.replace(state, phase="done")
     return state, [Finish(outcome=_outcome(state))]
 
 
 def _outcome(state: State) -> Outcome:
-    if state.interrupted_by is not None:
-        exit_code = 128 + state.interrupted_by
-    elif state.failures or not _all_succeeded(state):
-        exit_code = 1
-    else:
-        exit_code = 0
+    failed = bool(state.failures) or not _all_succeeded(state)
     return Outcome(
-        exit_code=exit_code,
+        exit_code=int(failed) if state.interrupted_by is None else 128 + state.interrupted_by,
         failures=order_failures(state.failures),
         interrupted_by=state.interrupted_by,
         attempts=state.attempt + 1,

@@ -19,6 +19,12 @@ from types import ModuleType
 from typing import Any
 
 from paceline.errors import WorldError
+from paceline.events import RankRaised, emit
+
+reporting_pid = 0
+"""The process whose exceptions the worker reports; all others that are refused report it themselves."""
+made_process_group = False
+"""This process has joined the run's world."""
 
 _WATCHED_MODULE = "torch.distributed.distributed_c10d"
 
@@ -61,13 +67,20 @@ def _watched(init_process_group: Callable[..., None], module: ModuleType) -> Cal
         init_process_group(*args, **kwargs)
         made = {"world_size": module.get_world_size(), "rank": module.get_rank()}  # type: ignore[attr-defined]
         _refuse(find_problem(os.environ, **made, meeting="where they have met"))
+        global made_process_group
+        made_process_group = True
 
     return init
 
 
 def _refuse(problem: str | None) -> None:
-    if problem is not None:
-        raise WorldError(problem, hint=_HINT)
+    if problem is None:
+        return
+    error = WorldError(problem, hint=_HINT)
+    if os.getpid() != reporting_pid:
+        # A parent that does not look at how its workers end would make a success of it.
+        emit(RankRaised(summary=problem, traceback=f"{error}\n"))
+    raise error
 
 
 _THIS_MACHINE = {"localhost", "127.0.0.1", "::1", "[::1]"}

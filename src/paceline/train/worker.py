@@ -25,6 +25,7 @@ from types import CodeType, ModuleType, TracebackType
 
 from paceline.errors import PacelineError
 from paceline.events import RankFinished, RankRaised, emit
+from paceline.train import guard
 
 _TRACEBACK_LIMIT_CHARS = 20_000
 
@@ -45,7 +46,8 @@ def main() -> None:
     except BaseException as error:  # noqa: BLE001  # also KeyboardInterrupt ends the rank, and is reported
         _report(error, folder)
     if exit_code == 0:
-        emit(RankFinished())
+        trained_alone = "torch" in sys.modules and not guard.made_process_group
+        emit(RankFinished(alone=trained_alone and int(os.environ.get("PACELINE_WORLD_SIZE", "1")) > 1))
     _leave(exit_code)
 
 

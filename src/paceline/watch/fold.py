@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from paceline.events import CheckpointSaved, Event, Logged, Progress, RunStarted
+from paceline.events import CheckpointSaved, Event, Logged, Progress, RankFinished, RunStarted
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,6 +18,8 @@ class RunView:
     """The newest totals of each rank that reports any."""
     checkpoint: CheckpointSaved | None = None
     logged: Logged | None = None
+    num_alone: int = 0
+    """Ranks that came to their end without ever joining the others."""
 
     @property
     def samples_per_s(self) -> float | None:
@@ -47,6 +49,8 @@ def fold(view: RunView, event: Event, rank: int | None) -> RunView:
             return dataclasses.replace(view, hosts=tuple(event.hosts), num_ranks=event.num_ranks)
         case Progress() if rank is not None:
             return dataclasses.replace(view, progress={**view.progress, rank: event})
+        case RankFinished(alone=True):
+            return dataclasses.replace(view, num_alone=view.num_alone + 1)
         case CheckpointSaved():
             return dataclasses.replace(view, checkpoint=event)
         case Logged():

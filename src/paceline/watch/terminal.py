@@ -31,6 +31,8 @@ def render_summary(view: RunView, *, duration_s: float, log_folder: str, width: 
         facts.append(f"{format_bytes(view.sent_bytes)} sent by all ranks")
     if facts:
         lines.append("  " + " · ".join(facts))
+    if view.num_ranks > 1 and view.num_alone == view.num_ranks:
+        lines.append("  note        no rank made a process group: each trained by itself, on its own")
     if view.checkpoint is not None:
         lines.append(f"  checkpoint  {checkpoint_path(view)} ({format_bytes(view.checkpoint.num_bytes)})")
     lines.append(f"  logs        {log_folder}")
