@@ -9,7 +9,6 @@ import shlex
 import subprocess
 
 import pytest
-import typer.main
 
 import paceline.cli
 
@@ -79,7 +78,7 @@ def test_no_file_names_a_path_of_a_machine() -> None:
 
 def find_unknown_words(command: str) -> list[str]:
     """Subcommands and flags of ours that don't exist; what stands after the script belongs to the script."""
-    node = typer.main.get_command(paceline.cli.app)
+    node = paceline.cli.app
     unknown: list[str] = []
     _, *words = shlex.split(command, comments=True)
     for word in words:

@@ -6,23 +6,22 @@ in `events.jsonl` in the run's folder. Standard library only: this module runs o
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from paceline.records import Record
+
 SCHEMA_VERSION = 1
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Event:
+class Event(Record):
     """The base of all records; `kind` is the name on the wire."""
 
     kind: ClassVar[str] = ""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class RunStarted(Event):
     """Sent once, before the first rank starts."""
 
@@ -33,7 +32,6 @@ class RunStarted(Event):
     num_ranks: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class RankStarted(Event):
     """A rank's process exists."""
 
@@ -44,7 +42,6 @@ class RankStarted(Event):
     attempt: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class RankRaised(Event):
     """The script of a rank ended with an exception. `summary` is its last line."""
 
@@ -53,7 +50,6 @@ class RankRaised(Event):
     traceback: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class RankFinished(Event):
     """The script of a rank came to its end by itself; what the interpreter does afterwards can't fail the run."""
 
@@ -62,7 +58,6 @@ class RankFinished(Event):
     """It was one of several ranks and used PyTorch, but made no process group: it trained by itself."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class RankExited(Event):
     """A rank's process has ended; `exit_code` is negative for a signal."""
 
@@ -73,7 +68,6 @@ class RankExited(Event):
     attempt: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Logged(Event):
     """`run.log(...)`: values already reduced over all ranks; sent by rank 0 only."""
 
@@ -82,7 +76,6 @@ class Logged(Event):
     values: Mapping[str, float]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Progress(Event):
     """Totals of one rank since it started, sent about once a second and at the end."""
 
@@ -96,7 +89,6 @@ class Progress(Event):
     sent_bytes: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointSaved(Event):
     """A whole checkpoint is on disk under its final name; sent by rank 0 only."""
 
@@ -106,7 +98,6 @@ class CheckpointSaved(Event):
     num_bytes: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class RunEnded(Event):
     """The last record. `exit_code` is that of the command."""
 
@@ -120,8 +111,7 @@ _KINDS: dict[str, type[Event]] = {cls.kind: cls for cls in Event.__subclasses__(
 
 def to_record(event: Event) -> dict[str, Any]:
     """The event as a JSON object, with its kind and the schema version."""
-    fields = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
-    return {"v": SCHEMA_VERSION, "kind": event.kind, **fields}
+    return {"v": SCHEMA_VERSION, "kind": event.kind, **event.as_dict()}
 
 
 def from_record(record: Mapping[str, Any]) -> Event | None:
@@ -129,9 +119,8 @@ def from_record(record: Mapping[str, Any]) -> Event | None:
     cls = _KINDS.get(str(record.get("kind")))
     if cls is None:
         return None
-    names = {field.name for field in dataclasses.fields(cls)}
     try:
-        return cls(**{name: value for name, value in record.items() if name in names})
+        return cls(**{name: record[name] for name in cls.field_names if name in record})
     except TypeError:
         return None
 

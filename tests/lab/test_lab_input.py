@@ -103,7 +103,7 @@ def test_python_too_old_there(lab: Lab, folder: str) -> None:
 
 
 def test_another_python_there(lab: Lab, folder: str) -> None:
-    python = stand_in(lab, "h2", "other", "import platform; platform.python_version = lambda: '3.12.1'")
+    python = stand_in(lab, "h2", "other", "sys.version_info = (3, 12, 1)")
     message = refused(lab, folder, "--hostfile", hostfile(lab, f"h1\nh2 python={python}\n"), "hello.py")
     assert "Python" in message and "3.12.1" in message and "python=PATH" in message and "--allow-mismatch" in message
 

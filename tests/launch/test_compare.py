@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from paceline.launch.compare import Difference, compare_facts
@@ -28,7 +26,7 @@ TWO_GPUS = ["NVIDIA A100", "NVIDIA A100"]
 
 
 def compare(*changes: dict[str, object], slots: int = 1, needs_torch: bool = True) -> list[Difference]:
-    facts = [dataclasses.replace(SAME, **change) for change in changes]  # type: ignore[arg-type]
+    facts = [SAME.replace(**change) for change in changes]  # type: ignore[arg-type]
     return compare_facts(NAMES[: len(facts)], facts, [slots] * len(facts), needs_torch=needs_torch)
 
 

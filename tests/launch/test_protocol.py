@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +39,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 
 
 def messages_of(cls: type[Message]) -> st.SearchStrategy[Message]:
-    return st.builds(cls, **{field.name: VALUES[str(field.type)] for field in dataclasses.fields(cls)})
+    return st.builds(cls, **{name: VALUES[cls.__annotations__[name]] for name in cls.field_names})
 
 
 ANY_MESSAGE = st.sampled_from(sorted(Message.__subclasses__(), key=lambda cls: cls.type)).flatmap(messages_of)

@@ -5,22 +5,22 @@ from __future__ import annotations
 import os
 import sys
 
-import typer
+import click
 
+from paceline import __version__
 from paceline.cli import lab
 from paceline.cli.run import run
 from paceline.errors import PacelineError
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-# What stands after the script's name is the script's own.
-_SCRIPT_ARGUMENTS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-app.command(context_settings=_SCRIPT_ARGUMENTS, no_args_is_help=True)(run)
-app.add_typer(lab.app, name="lab")
 
-
-@app.callback()
-def paceline() -> None:
+@click.group(no_args_is_help=True)
+@click.version_option(__version__, message="paceline %(version)s")
+def app() -> None:
     """Train PyTorch models on the machines and the network you already have."""
+
+
+app.add_command(run)
+app.add_command(lab.app)
 
 
 def main() -> None:

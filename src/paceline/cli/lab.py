@@ -6,72 +6,67 @@ import os
 import signal
 import sys
 import time
-from typing import Annotated
 
-import typer
+import click
 
 from paceline.errors import InputError
 from paceline.lab import Lab, format_rate, names, parse_rate, take_down
 from paceline.units import format_duration
 
-app = typer.Typer(help="Several real hosts on this one Linux machine (needs root).", no_args_is_help=True)
-
-_Name = Annotated[str, typer.Option("--name", help="Which lab, if there are several.")]
+_name = click.option("--name", default="lab", metavar="NAME", help="Which lab, if there are several.  [lab]")
 
 # What a person or a program may send to `lab exec`, meant for the command that it runs.
 _PASSED_ON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 _SENT_BY_THE_TERMINAL = 0x80  # SI_KERNEL
 
 
+@click.group(name="lab", no_args_is_help=True)
+def app() -> None:
+    """Several real hosts on this one Linux machine (needs root)."""
+
+
 @app.command()
-def up(
-    hosts: Annotated[int, typer.Option(help="How many; they are called h1, h2, ...")] = 4,
-    rate: Annotated[
-        str | None,
-        typer.Option(help="Of each link, in both directions: 1gbit, 100mbit; unshaped if not given."),
-    ] = None,
-    name: _Name = "lab",
-    keep: Annotated[
-        list[str] | None,
-        typer.Option(help="A folder below ~ or /tmp that all hosts share; this one and Python's are anyway."),
-    ] = None,
-) -> None:
+@click.option("--hosts", type=int, default=4, metavar="N", help="How many; they are called h1, h2, ...  [4]")
+@click.option("--rate", metavar="RATE", help="Of each link, both ways: 1gbit, 100mbit.  [unshaped]")
+@_name
+@click.option("--keep", multiple=True, metavar="FOLDER", help="Below ~ or /tmp: for all hosts to share.")
+def up(hosts: int, rate: str | None, name: str, keep: tuple[str, ...]) -> None:
     """Start the hosts; they stay until `paceline lab down`."""
     began = time.monotonic()
     rate_bits_per_s = None if rate is None else parse_rate(rate)
-    lab = Lab.up(name, num_hosts=hosts, rate_bits_per_s=rate_bits_per_s, keep=keep or ())
+    lab = Lab.up(name, num_hosts=hosts, rate_bits_per_s=rate_bits_per_s, keep=keep)
     took = format_duration(time.monotonic() - began)
-    typer.echo(f"{_describe(lab)}, up in {took}")
+    click.echo(f"{_describe(lab)}, up in {took}")
     for path in lab.spec.keep:
-        typer.echo(f"  shared by all hosts, because it is needed there: {path}")
+        click.echo(f"  shared by all hosts, because it is needed there: {path}")
     option = "" if name == "lab" else f"--name {name} "
-    typer.echo(f"  try:  paceline lab exec {option}{lab.hosts[0]} -- ssh {lab.hosts[-1]} hostname")
+    click.echo(f"  try:  paceline lab exec {option}{lab.hosts[0]} -- ssh {lab.hosts[-1]} hostname")
 
 
 @app.command(name="exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-def execute(
-    host: Annotated[str, typer.Argument(help="h1, h2, ...")],
-    command: Annotated[list[str], typer.Argument(help="What to run there, after --.")],
-    name: _Name = "lab",
-) -> None:
+@_name
+@click.argument("host")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def execute(name: str, host: str, command: tuple[str, ...]) -> None:
     """Run a command on a host: with this terminal, folder and environment, but HOME and its like."""
-    argv = command[1:] if command[:1] == ["--"] else command
+    argv = list(command[1:] if command[:1] == ("--",) else command)
     if not argv:
         raise InputError("no command to run was given", hint=f"paceline lab exec {host} -- hostname")
     sys.exit(_run_in_foreground(Lab.find(name), host, argv))
 
 
 @app.command()
-def down(name: _Name = "lab") -> None:
+@_name
+def down(name: str) -> None:
     """End every process of the lab and remove all of it."""
-    typer.echo(f"lab {name} is gone" if take_down(name) else f"there was no lab {name}")
+    click.echo(f"lab {name} is gone" if take_down(name) else f"there was no lab {name}")
 
 
 @app.command(name="list")
 def list_labs() -> None:
     """The labs that are up."""
     for name in names():
-        typer.echo(_describe(Lab.find(name)))
+        click.echo(_describe(Lab.find(name)))
 
 
 def _describe(lab: Lab) -> str:

@@ -7,9 +7,9 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import typer
+import click
 
 from paceline.cli import render
 from paceline.cluster.hostfile import read_hostfile
@@ -24,51 +24,51 @@ from paceline.launch.run import run as start_run
 from paceline.network.candidates import parse_nic
 from paceline.watch.fold import RunView, fold
 
+_PATH = click.Path(path_type=Path)
+_COUNT = click.IntRange(min=0)
+_SECONDS = click.FloatRange(min=0)
 
+
+# What stands after the script's name is the script's own.
+@click.command(
+    no_args_is_help=True, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]... | -m MODULE | -- COMMAND")
+@click.option("--hosts", "-H", metavar="HOST[:SLOTS],...", help="Machines, and ranks on each.")
+@click.option("--hostfile", type=_PATH, metavar="FILE", help="The same, one host a line: alice slots=4.")
+@click.option("--module", "-m", metavar="MODULE", help="Run a module, as python -m does.")
+@click.option("--python", metavar="PATH", help="The interpreter on every host.  [this one's path]")
+@click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Give the ranks a variable; may be repeated.")
+@click.option("--nic", metavar="NAME|NETWORK", help="Use this interface or network.  [found by trying]")
+@click.option("--ship/--no-ship", default=True, help="Copy the project to hosts that don't share it.  [yes]")
+@click.option("--restarts", type=_COUNT, default=0, metavar="N", help="Start all ranks again after a failure.  [0]")
+@click.option(
+    "--grace", type=_SECONDS, default=5.0, metavar="SECONDS", help="Between asking ranks to end and forcing them.  [5]"
+)
+@click.option("--allow-mismatch", is_flag=True, help="Start although the hosts differ.")
+@click.option("--dry-run", is_flag=True, help="Show what would run where, and why; start nothing.")
+@click.option("--json", is_flag=True, help="With --dry-run: as JSON.")
 def run(
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="SCRIPT [ARGS]...", help="The script and its arguments; or -m MODULE, or -- COMMAND."),
-    ] = None,
-    hosts: Annotated[
-        str | None,
-        typer.Option("--hosts", "-H", metavar="HOST[:SLOTS],...", help="Machines, and ranks on each."),
-    ] = None,
-    hostfile: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The same, one host a line: alice slots=4.")
-    ] = None,
-    module: Annotated[
-        str | None, typer.Option("--module", "-m", metavar="MODULE", help="Run a module, as python -m does.")
-    ] = None,
-    python: Annotated[
-        str | None, typer.Option(metavar="PATH", help="The interpreter on every host. [this one's path]")
-    ] = None,
-    env: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME[=VALUE]", help="Give the ranks a variable; may be repeated."),
-    ] = None,
-    nic: Annotated[
-        str | None,
-        typer.Option(metavar="NAME|NETWORK", help="Use this interface or network. [found by trying]"),
-    ] = None,
-    ship: Annotated[
-        bool, typer.Option("--ship/--no-ship", help="Copy the project to hosts that don't share it.")
-    ] = True,
-    restarts: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Start all ranks again after a failure, up to N times.")
-    ] = 0,
-    grace: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="Between asking ranks to end and forcing them.")
-    ] = 5.0,
-    allow_mismatch: Annotated[bool, typer.Option("--allow-mismatch", help="Start although the hosts differ.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would run where, and why; start nothing.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="With --dry-run: as JSON.")] = False,
+    command: tuple[str, ...],
+    hosts: str | None,
+    hostfile: Path | None,
+    module: str | None,
+    python: str | None,
+    env: tuple[str, ...],
+    nic: str | None,
+    ship: bool,
+    restarts: int,
+    grace: float,
+    allow_mismatch: bool,
+    dry_run: bool,
+    json: bool,
 ) -> None:
-    """Start a training script on every machine: anything that runs under torchrun, unchanged."""
+    """Start a training script on every machine.
+
+    Anything that runs under torchrun runs here, unchanged.
+    """
     chosen, hosts_reason = _choose_hosts(hosts, hostfile)
-    kind, target, arguments = _what_to_run(command or [], module)
+    kind, target, arguments = _what_to_run(command, module)
     options = RunOptions(
         hosts=chosen,
         hosts_reason=hosts_reason,
@@ -77,7 +77,7 @@ def run(
         arguments=arguments,
         cwd=Path.cwd(),
         python=python,
-        env=_parse_env(env or []),
+        env=_parse_env(env),
         nic=parse_nic(nic) if nic is not None else None,
         ship=ship,
         allow_mismatch=allow_mismatch,
@@ -126,7 +126,7 @@ def _choose_hosts(hosts: str | None, hostfile: Path | None) -> tuple[tuple[Host,
 
 
 def _what_to_run(
-    command: list[str], module: str | None
+    command: tuple[str, ...], module: str | None
 ) -> tuple[Literal["script", "module", "command"], str, tuple[str, ...]]:
     if module is not None:
         return "module", module, tuple(command)
@@ -137,7 +137,7 @@ def _what_to_run(
     return "script", command[0], tuple(command[1:])
 
 
-def _stands_after_dashes(command: list[str]) -> bool:
+def _stands_after_dashes(command: tuple[str, ...]) -> bool:
     """The parser drops the `--`; whether it stood right before the command is to be seen in what was typed."""
     before = sys.argv[: len(sys.argv) - len(command)]
     return bool(before) and before[-1] == "--"
@@ -155,7 +155,7 @@ def _check_script(options: RunOptions) -> None:
     raise InputError(f"there is no script {options.target} in {options.cwd}", hint=hint)
 
 
-def _parse_env(words: list[str]) -> tuple[tuple[str, str], ...]:
+def _parse_env(words: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     pairs: list[tuple[str, str]] = []
     for word in words:
         name, has_value, value = word.partition("=")

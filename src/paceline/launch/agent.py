@@ -8,7 +8,6 @@ Standard library only; one thread; every wait has an end.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import selectors
@@ -74,7 +73,7 @@ class Agent:
         os.set_blocking(self._out_fd, False)
         self._selector.register(self._in_fd, selectors.EVENT_READ, self._read_channel)
         self._selector.register(wake_fd, selectors.EVENT_READ, lambda: os.read(wake_fd, 4096))
-        facts = dataclasses.asdict(gather_facts())
+        facts = gather_facts().as_dict()
         self._send(
             protocol.Hello(protocol_version=protocol.PROTOCOL_VERSION, monotonic_s=time.monotonic(), facts=facts)
         )

@@ -57,6 +57,7 @@ try:
 except OSError as error:
     say({not_installed!r}, "%s: %s" % (error.strerror, error.filename))
 sys.path.insert(0, folder)
+sys.dont_write_bytecode = False  # whatever the user's own code is to do: this is compiled once, not at each start
 from paceline.launch.agent import main
 main()
 """
@@ -79,8 +80,10 @@ import sys
 if os.environ.get("PACELINE_RUN_ID"):
     # Whole lines, at once: else they would be late, lost with a rank that is killed, or torn between its processes.
     sys.stdout.reconfigure(line_buffering=True, write_through=False)
+    _asked, sys.dont_write_bytecode = sys.dont_write_bytecode, False
     from paceline.train.guard import watch_process_group
 
+    sys.dont_write_bytecode = _asked
     watch_process_group()
 
 # A sitecustomize of the user's own must run as well: hide this one, and import again.

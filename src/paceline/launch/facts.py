@@ -5,21 +5,19 @@ Standard library only: this module runs on every host.
 
 from __future__ import annotations
 
-import dataclasses
 import glob
 import importlib.util
 import os
-import platform
 import re
 import shutil
 import sys
 from typing import Any
 
 from paceline.network.interfaces import list_interfaces
+from paceline.records import Record
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Facts:
+class Facts(Record):
     """One host, as its agent sees it."""
 
     hostname: str
@@ -54,15 +52,15 @@ def gather_facts() -> Facts:
     folder = state_folder()
     os.makedirs(folder, exist_ok=True)
     return Facts(
-        hostname=platform.node(),
+        hostname=os.uname().nodename,
         python_path=sys.executable,
-        python_version=platform.python_version(),
+        python_version=".".join(map(str, sys.version_info[:3])),
         torch_version=torch_version,
         cuda_version=cuda_version,
         has_safetensors=importlib.util.find_spec("safetensors") is not None,
         gpus=_gpu_names(),
         num_cores=len(os.sched_getaffinity(0)),
-        machine=platform.machine(),
+        machine=os.uname().machine,
         state_folder=folder,
         free_bytes=shutil.disk_usage(folder).free,
         interfaces=[interface.to_json() for interface in list_interfaces()],

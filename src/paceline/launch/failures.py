@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import signal
+
+from paceline.records import Record
 
 ROOT_CAUSE_WINDOW_S = 3.0
 """A failure that looks like a consequence is one only if another failure lies this close to it."""
@@ -15,8 +16,7 @@ _CONSEQUENCE = re.compile(
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Failure:
+class Failure(Record):
     """Something that ended a run: a rank, or a whole host (`rank` None)."""
 
     at_s: float

@@ -8,9 +8,10 @@ Every message is a frozen record below. Standard library only: this module runs 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Any, ClassVar
+
+from paceline.records import Record
 
 PROTOCOL_VERSION = 1
 MAX_PAYLOAD_BYTES = 1 << 20
@@ -24,8 +25,7 @@ class ProtocolError(Exception):
     """The bytes on the channel are not this protocol."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Message:
+class Message(Record):
     """The base of all messages; `type` is the name on the wire."""
 
     type: ClassVar[str] = ""
@@ -34,7 +34,6 @@ class Message:
 # From the driver to an agent
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Setup(Message):
     """The first message: who this host is in the run, and how long it may live without hearing from the driver."""
 
@@ -46,14 +45,12 @@ class Setup(Message):
     heartbeat_s: float
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Heartbeat(Message):
     """Both ways: I am here."""
 
     type: ClassVar[str] = "heartbeat"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Listen(Message):
     """Open a listener on each of these addresses. Answer: Listening."""
 
@@ -62,7 +59,6 @@ class Listen(Message):
     nonce: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Dial(Message):
     """Connect to all targets (see network/probe.py). Answer: Dialled."""
 
@@ -72,7 +68,6 @@ class Dial(Message):
     timeout_s: float
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class FindToken(Message):
     """Is this token file there? Then the host shares the driver's file system. Answer: TokenFound."""
 
@@ -81,7 +76,6 @@ class FindToken(Message):
     token: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class OfferFiles(Message):
     """The files of a project (or of a package that the host lacks); see launch/receive.py. Answer: MissingFiles."""
 
@@ -90,7 +84,6 @@ class OfferFiles(Message):
     entries: list[list[Any]]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class FileData(Message):
     """The next piece of a file (payload). Not answered, but for the last of all: Shipped."""
 
@@ -101,7 +94,6 @@ class FileData(Message):
     last_of_all: bool
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class HoldPort(Message):
     """Bind a port (0: any free one) until rank 0 listens on it. Answer: PortHeld."""
 
@@ -109,7 +101,6 @@ class HoldPort(Message):
     port: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class StartRanks(Message):
     """Start these processes; each is {rank, argv, env, cwd}. Answers: RankBegan for each, later RankEnded."""
 
@@ -118,7 +109,6 @@ class StartRanks(Message):
     ranks: list[dict[str, Any]]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class StopRanks(Message):
     """End every process of the run on this host: SIGTERM, `grace_s`, SIGKILL. Answer: AllStopped."""
 
@@ -129,7 +119,6 @@ class StopRanks(Message):
 # From an agent to the driver
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Hello(Message):
     """The agent's first message: the facts of its host (see launch/facts.py)."""
 
@@ -139,7 +128,6 @@ class Hello(Message):
     facts: dict[str, Any]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Listening(Message):
     """Pairs of address and port."""
 
@@ -147,7 +135,6 @@ class Listening(Message):
     ports: list[Any]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Dialled(Message):
     """One result per target, in the same order."""
 
@@ -155,7 +142,6 @@ class Dialled(Message):
     results: list[Any]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenFound(Message):
     """Answer to FindToken."""
 
@@ -163,7 +149,6 @@ class TokenFound(Message):
     found: bool
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class MissingFiles(Message):
     """Paths that this host lacks or has otherwise; `folder` is its copy of the project, `digest` that of the copy."""
 
@@ -173,7 +158,6 @@ class MissingFiles(Message):
     digest: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Shipped(Message):
     """All files are in place; `digest` is that of what now lies on the disk."""
 
@@ -182,7 +166,6 @@ class Shipped(Message):
     digest: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class PortHeld(Message):
     """Answer to HoldPort; port 0 says that it is taken, and `holder` by whom."""
 
@@ -191,7 +174,6 @@ class PortHeld(Message):
     holder: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class RankBegan(Message):
     """A rank's process exists."""
 
@@ -200,7 +182,6 @@ class RankBegan(Message):
     pid: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Output(Message):
     """What a rank wrote (payload); `stream` is stdout or stderr."""
 
@@ -209,7 +190,6 @@ class Output(Message):
     stream: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class RankSaid(Message):
     """An event record that a rank emitted (see events.py)."""
 
@@ -219,7 +199,6 @@ class RankSaid(Message):
     record: dict[str, Any]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class RankEnded(Message):
     """A rank's process has ended; all that it wrote was sent before. Times are the agent's monotonic clock."""
 
@@ -230,14 +209,12 @@ class RankEnded(Message):
     kernel_says: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class AllStopped(Message):
     """No process of the run is left on this host."""
 
     type: ClassVar[str] = "all_stopped"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Problem(Message):
     """The agent could not do what was asked."""
 
@@ -251,8 +228,7 @@ _TYPES: dict[str, type[Message]] = {cls.type: cls for cls in Message.__subclasse
 
 def encode(message: Message, payload: bytes = b"") -> bytes:
     """A message, and the raw bytes that follow it, as they go over the channel."""
-    fields = {field.name: getattr(message, field.name) for field in dataclasses.fields(message)}
-    record: dict[str, Any] = {"type": message.type, **fields}
+    record: dict[str, Any] = {"type": message.type, **message.as_dict()}
     if payload:
         record["payload_bytes"] = len(payload)
     return json.dumps(record, separators=(",", ":")).encode() + b"\n" + payload

@@ -8,12 +8,12 @@ asks for Finish; every start has a stop, and every stop has an end in time.
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 from collections.abc import Mapping
 from typing import Literal
 
 from paceline.launch.failures import Failure, describe_exit, looks_like_consequence, order_failures
+from paceline.records import Record
 
 GONE_HOST_GRACE_S = 2.0
 """The grace for the other hosts' ranks when a host has gone: some of the time was already spent on noticing it."""
@@ -28,21 +28,18 @@ RAISED_LIMIT_S = 5.0
 # Events
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Begin:
+class Begin(Record):
     """All hosts are ready."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PortPicked:
+class PortPicked(Record):
     """The first host holds this port for rank 0; 0 means that the port asked for is taken."""
 
     port: int
     problem: str = ""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Raised:
+class Raised(Record):
     """A rank's script ended with an exception; its process will end soon."""
 
     rank: int
@@ -50,15 +47,13 @@ class Raised:
     traceback: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Finished:
+class Finished(Record):
     """A rank's script came to its end; its process will end soon."""
 
     rank: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Ended:
+class Ended(Record):
     """A rank's process has ended at `at_s`, on the driver's clock."""
 
     rank: int
@@ -67,38 +62,33 @@ class Ended:
     kernel_says: str = ""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class HostGone:
+class HostGone(Record):
     """The channel of a host has closed, or it has not been heard for too long."""
 
     host: int
     reason: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class HostStopped:
+class HostStopped(Record):
     """No process of the run is left on a host."""
 
     host: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class HostProblem:
+class HostProblem(Record):
     """An agent could not do what it was asked for."""
 
     host: int
     problem: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Interrupted:
+class Interrupted(Record):
     """The driver got SIGINT, SIGTERM or SIGHUP."""
 
     number: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Tick:
+class Tick(Record):
     """Time has passed."""
 
 
@@ -108,36 +98,31 @@ Event = Begin | PortPicked | Raised | Finished | Ended | HostGone | HostStopped 
 # Actions
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PickPort:
+class PickPort(Record):
     """Ask the first host for a port, then report PortPicked."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StartAll:
+class StartAll(Record):
     """Start every rank."""
 
     attempt: int
     port: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StopHost:
+class StopHost(Record):
     """End every process on a host, then report HostStopped."""
 
     host: int
     grace_s: float
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Say:
+class Say(Record):
     """Tell the user."""
 
     text: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Finish:
+class Finish(Record):
     """The run is over."""
 
     outcome: Outcome
@@ -146,8 +131,7 @@ class Finish:
 Action = PickPort | StartAll | StopHost | Say | Finish
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Outcome(Record):
     """How it ended. `failures` has the cause first; empty after a success or an interrupt without failure."""
 
     exit_code: int
@@ -156,8 +140,7 @@ class Outcome:
     attempts: int = 1
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RankState:
+class RankState(Record):
     """One rank in the present attempt."""
 
     host: int
@@ -167,8 +150,7 @@ class RankState:
     exit_code: int | None = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class State:
+class State(Record):
     """All that the supervisor knows."""
 
     phase: Literal["waiting", "picking", "running", "stopping", "done"] = "waiting"
@@ -207,7 +189,7 @@ def step(state: State, event: Event, now: float) -> Step:
         case Begin():
             if state.phase != "waiting":
                 return state, []
-            return dataclasses.replace(state, phase="picking"), [PickPort()]
+            return state.replace(phase="picking"), [PickPort()]
         case PortPicked():
             return _on_port(state, event, now)
         case Raised() | Finished():
@@ -217,7 +199,7 @@ def step(state: State, event: Event, now: float) -> Step:
         case HostGone():
             return _on_host_gone(state, event, now)
         case HostStopped():
-            state = dataclasses.replace(state, stopped_hosts=state.stopped_hosts | {event.host})
+            state = state.replace(stopped_hosts=state.stopped_hosts | {event.host})
             return _end_if_all_stopped(state, now)
         case HostProblem():
             failure = Failure(at_s=now, host=event.host, rank=None, exit_code=None, what=event.problem)
@@ -233,24 +215,21 @@ def _on_port(state: State, event: PortPicked, now: float) -> Step:
         return state, []
     if event.port == 0:
         failure = Failure(at_s=now, host=state.ranks[0].host, rank=None, exit_code=None, what=event.problem)
-        return _fail(dataclasses.replace(state, restarts_left=0), failure, now, grace_s=0.0)
+        return _fail(state.replace(restarts_left=0), failure, now, grace_s=0.0)
     fresh = {number: RankState(host=rank.host) for number, rank in state.ranks.items()}
-    state = dataclasses.replace(state, phase="running", ranks=fresh, stopped_hosts=frozenset())
+    state = state.replace(phase="running", ranks=fresh, stopped_hosts=frozenset())
     return state, [StartAll(attempt=state.attempt, port=event.port)]
 
 
 def _on_word(state: State, event: Raised | Finished, now: float) -> State:
     rank = state.ranks[event.rank]
-    if isinstance(event, Raised):
-        rank = dataclasses.replace(rank, raised=event, raised_at_s=now)
-    else:
-        rank = dataclasses.replace(rank, finished=True)
-    return dataclasses.replace(state, ranks={**state.ranks, event.rank: rank})
+    news = {"raised": event, "raised_at_s": now} if isinstance(event, Raised) else {"finished": True}
+    return state.replace(ranks={**state.ranks, event.rank: rank.replace(**news)})
 
 
 def _on_ended(state: State, event: Ended, now: float) -> Step:
-    rank = dataclasses.replace(state.ranks[event.rank], exit_code=event.exit_code)
-    state = dataclasses.replace(state, ranks={**state.ranks, event.rank: rank})
+    rank = state.ranks[event.rank].replace(exit_code=event.exit_code)
+    state = state.replace(ranks={**state.ranks, event.rank: rank})
     # Gloo may abort the interpreter while it exits; a script that had come to its end has succeeded all the same.
     # One of whose processes raised what it could not go on from has not, though its parent may not have looked.
     came_to_its_end = event.exit_code == 0 or (rank.finished and event.exit_code == -signal.SIGABRT)
@@ -293,7 +272,7 @@ def _rank_failure(state: State, event: Ended, rank: RankState) -> Failure:
 def _on_host_gone(state: State, event: HostGone, now: float) -> Step:
     if event.host in state.gone_hosts:
         return state, []
-    state = dataclasses.replace(state, gone_hosts=state.gone_hosts | {event.host}, restarts_left=0)
+    state = state.replace(gone_hosts=state.gone_hosts | {event.host}, restarts_left=0)
     if state.phase == "stopping":
         return _end_if_all_stopped(state, now)
     failure = Failure(at_s=now, host=event.host, rank=None, exit_code=None, what=event.reason)
@@ -301,7 +280,7 @@ def _on_host_gone(state: State, event: HostGone, now: float) -> Step:
 
 
 def _fail(state: State, failure: Failure, now: float, *, grace_s: float) -> Step:
-    state = dataclasses.replace(state, failures=(*state.failures, failure))
+    state = state.replace(failures=(*state.failures, failure))
     if state.phase == "stopping":
         return state, []
     return _stop(state, now, grace_s=grace_s)
@@ -312,8 +291,8 @@ def _stop(state: State, now: float, *, grace_s: float) -> Step:
     if state.phase == "stopping":  # asked again: never later than before
         until_s = min(until_s, state.stop_until_s)
     else:
-        state = dataclasses.replace(state, phase="stopping", stopping_since_s=now)
-    state = dataclasses.replace(state, stopped_hosts=frozenset(), stop_until_s=until_s)
+        state = state.replace(phase="stopping", stopping_since_s=now)
+    state = state.replace(stopped_hosts=frozenset(), stop_until_s=until_s)
     stops: list[Action] = [StopHost(host=host, grace_s=grace_s) for host in sorted(state.hosts - state.gone_hosts)]
     if stops:
         return state, stops
@@ -321,8 +300,7 @@ def _stop(state: State, now: float, *, grace_s: float) -> Step:
 
 
 def _on_interrupt(state: State, event: Interrupted, now: float) -> Step:
-    state = dataclasses.replace(
-        state,
+    state = state.replace(
         interrupts=state.interrupts + 1,
         interrupted_by=state.interrupted_by or event.number,
         restarts_left=0,
@@ -344,7 +322,7 @@ def _on_tick(state: State, now: float) -> Step:
     if state.phase != "stopping" or now < state.stop_until_s:
         return state, []
     late = state.hosts - state.gone_hosts - state.stopped_hosts
-    state = dataclasses.replace(state, gone_hosts=state.gone_hosts | late, restarts_left=0)
+    state = state.replace(gone_hosts=state.gone_hosts | late, restarts_left=0)
     return _end_if_all_stopped(state, now)
 
 
@@ -371,8 +349,7 @@ def _end_if_all_stopped(state: State, now: float) -> Step:
     if state.failures and state.restarts_left > 0:
         cause = order_failures(state.failures)[0]
         number = f"restart {state.attempt + 1} of {state.attempt + state.restarts_left}"
-        state = dataclasses.replace(
-            state,
+        state = state.replace(
             phase="picking",
             attempt=state.attempt + 1,
             restarts_left=state.restarts_left - 1,
@@ -380,7 +357,7 @@ def _end_if_all_stopped(state: State, now: float) -> Step:
         )
         where = f"rank {cause.rank}" if cause.rank is not None else "a host"
         return state, [Say(text=f"{where} failed ({cause.what}); starting all ranks again ({number})"), PickPort()]
-    state = dataclasses.replace(state, phase="done")
+    state = state.replace(phase="done")
     return state, [Finish(outcome=_outcome(state))]
 
 

@@ -6,19 +6,19 @@ Standard library only: this module runs on every host.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import socket
 import struct
 from collections.abc import Iterator
 from typing import Any
 
+from paceline.records import Record
+
 WIRED, WIRELESS, BRIDGED, OVERLAY, NEVER = range(5)
 """Tiers, best first. WIRELESS is also where an interface of unknown kind goes; NEVER is not used at all."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Interface:
+class Interface(Record):
     """One network interface, as the kernel tells it."""
 
     name: str

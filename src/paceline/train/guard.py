@@ -11,7 +11,6 @@ import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
-import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +54,8 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 def _watched(init_process_group: Callable[..., None], module: ModuleType) -> Callable[..., None]:
+    import inspect  # PyTorch has imported it; at the top, every process of a run would pay for it
+
     signature = inspect.signature(init_process_group)
 
     @functools.wraps(init_process_group)
