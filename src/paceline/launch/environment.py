@@ -54,7 +54,8 @@ def choose_num_threads(host: HostPlan) -> tuple[str, str]:
     if "OMP_NUM_THREADS" in host.env:
         return host.env["OMP_NUM_THREADS"], "asked for"  # as it is: `4,2` is a value for nested teams
     threads = max(1, host.num_cores // host.slots)
-    return str(threads), f"{host.num_cores} cores for {host.slots} rank{'s' if host.slots > 1 else ''}"
+    cores, ranks = (f"{n} {what}{'s' if n > 1 else ''}" for n, what in ((host.num_cores, "core"), (host.slots, "rank")))
+    return str(threads), f"{cores} for {ranks}"
 
 
 def rank_environments(plan: RunPlan, host_index: int, *, port: int, attempt: int) -> list[dict[str, str]]:
