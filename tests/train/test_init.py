@@ -69,7 +69,7 @@ def test_torchrun(script: str) -> None:
     assert result.returncode == 0, result.stderr
     first, last = result.stdout.splitlines()
     assert first.startswith("paceline: 2 ranks on ")
-    assert "gloo" in first and "waits at most 30s" in first
+    assert "gloo" in first and "timeout 30s" in first
     assert "started by torchrun (TORCHELASTIC_RUN_ID is set)" in first
     assert last.startswith("step 1  rank 0.5")
 

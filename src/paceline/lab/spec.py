@@ -144,11 +144,13 @@ def bucket_bytes(rate_bits_per_s: int) -> int:
 def hosts_file(spec: LabSpec, host: str) -> str:
     """/etc/hosts as Debian's installer leaves it, own name on 127.0.1.1 and all, and the other hosts.
 
-    The own address has a name too: PyTorch asks for it, and warns on every rank where there is none.
+    Every address has a name, also in the form ::ffff:10.77.0.1: PyTorch asks for it, and warns on each rank where there
+    is none.
     """
+    mapped = "".join(f"::ffff:{spec.address(other)}\t{other}-mapped\n" for other in spec.hosts)
     others = "".join(f"{spec.address(other)}\t{other}\n" for other in spec.hosts if other != host)
     own = f"127.0.1.1\t{host}\n{spec.address(host)}\t{host}-eth0\n"
-    return f"127.0.0.1\tlocalhost\n{own}::1\tlocalhost ip6-localhost ip6-loopback\n{others}"
+    return f"127.0.0.1\tlocalhost\n{own}::1\tlocalhost ip6-localhost ip6-loopback\n{others}{mapped}"
 
 
 def cores_of(spec: LabSpec, host: str, available: Collection[int]) -> set[int]:

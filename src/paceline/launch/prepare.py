@@ -11,6 +11,7 @@ import os
 import secrets
 import sys
 from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
 
 from paceline.cluster.spec import resolve_slots
 from paceline.errors import HostError
@@ -113,13 +114,14 @@ def _place_project(
     places = [here] * len(hosts.hosts)
     if project is None:
         return places
-    sharing = _find_sharing(hosts, project)
+    sharing = _find_sharing(hosts, project.root)
     away = {index: None for index in range(len(places)) if index not in sharing}
     relative = os.path.relpath(options.script, project.cwd) if options.script is not None else None
     if not options.cwd.is_relative_to(project.root):
         # Hosts that share the script's folder need not share the one where the command was typed.
         beside = Place(cwd=str(project.cwd), script=relative, num_sent=None, num_files=0)
-        places = [here if is_this_machine(host) else beside for host in hosts.hosts]
+        at_home = _find_sharing(hosts, options.cwd)
+        places = [here if index in at_home else beside for index in range(len(places))]
     if not away:
         return places
     cargo = ship.load_project(project)
@@ -142,9 +144,9 @@ def _place_project(
     return places
 
 
-def _find_sharing(hosts: Hosts, project: ship.Project) -> set[int]:
-    """The hosts that see the driver's project folder at the same path."""
-    written = ship.write_token(project.root)
+def _find_sharing(hosts: Hosts, folder: Path) -> set[int]:
+    """The hosts that see this folder of the driver's at the same path."""
+    written = ship.write_token(folder)
     if written is None:
         return {index for index, host in enumerate(hosts.hosts) if is_this_machine(host)}
     path, token = written

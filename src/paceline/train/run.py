@@ -301,7 +301,7 @@ def _start_line(world: World, hosts: list[str], precision: str, timeout_s: float
         ranks = f"{world.size} rank{'s' * (world.size > 1)} on {', '.join(hosts)}"
         words.insert(0, f"{ranks}, started by {place.launcher} ({place.reason})")
     if world.backend is not None:
-        words.append(f"{world.backend}, waits at most {format_duration(timeout_s)} for a rank")
+        words.append(f"{world.backend} · timeout {format_duration(timeout_s)}")
     return f"paceline: {' · '.join(words)}"
 
 

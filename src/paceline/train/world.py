@@ -130,7 +130,7 @@ def choose_device(place: Place) -> tuple[torch.device, str]:
     """The GPU of this local rank, or the CPU; and why."""
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if num_gpus == 0:
-        return torch.device("cpu"), "PyTorch sees no GPU here"
+        return torch.device("cpu"), "PyTorch sees no GPU"
     if place.local_rank < num_gpus:
         return torch.device("cuda", place.local_rank), f"local rank {place.local_rank} of {num_gpus} GPUs"
     if num_gpus == 1:
