@@ -82,8 +82,8 @@ class Progress(Event):
     kind: ClassVar[str] = "progress"
     steps: int
     samples: int
-    busy_s: float
-    """Seconds since the first step began."""
+    since_first_step_s: float
+    """Seconds since the first step began, busy or not."""
     sync_wait_s: float | None
     """Seconds in which this rank did nothing but wait for gradients; None where that can't be measured."""
     sent_bytes: int

@@ -24,7 +24,7 @@ def test_progress_is_told_about_once_a_second() -> None:
     last = told[-1]
     assert isinstance(last, Progress)
     assert (last.steps, last.samples, last.sent_bytes) == (30, 120, 30015)
-    assert last.sync_wait_s is not None and round(last.sync_wait_s, 6) == round(last.busy_s, 6) == 3.0
+    assert last.sync_wait_s is not None and round(last.sync_wait_s, 6) == round(last.since_first_step_s, 6) == 3.0
 
 
 def test_wait_is_unknown_where_it_can_not_be_measured() -> None:

@@ -12,9 +12,11 @@ from paceline.watch.fold import RunView, fold
 
 
 def progress(
-    *, samples: int = 100, busy_s: float = 10.0, sync_wait_s: float | None = 1.0, sent_bytes: int = 0
+    *, samples: int = 100, since_first_step_s: float = 10.0, sync_wait_s: float | None = 1.0, sent_bytes: int = 0
 ) -> Progress:
-    return Progress(steps=10, samples=samples, busy_s=busy_s, sync_wait_s=sync_wait_s, sent_bytes=sent_bytes)
+    return Progress(
+        steps=10, samples=samples, since_first_step_s=since_first_step_s, sync_wait_s=sync_wait_s, sent_bytes=sent_bytes
+    )
 
 
 def view_of(*events: tuple[Event, int | None]) -> RunView:
@@ -34,8 +36,8 @@ def test_who_takes_part() -> None:
 def test_totals_of_all_ranks_the_newest_of_each() -> None:
     view = view_of(
         (progress(samples=1), 0),
-        (progress(samples=100, busy_s=10, sync_wait_s=1, sent_bytes=5), 0),
-        (progress(samples=300, busy_s=10, sync_wait_s=5, sent_bytes=7), 1),
+        (progress(samples=100, since_first_step_s=10, sync_wait_s=1, sent_bytes=5), 0),
+        (progress(samples=300, since_first_step_s=10, sync_wait_s=5, sent_bytes=7), 1),
     )
     assert (view.samples_per_s, view.sync_share, view.sent_bytes) == (40.0, 0.3, 12)
 
@@ -47,7 +49,7 @@ def test_a_rank_that_cannot_measure_its_waiting_is_left_out_of_the_share() -> No
 
 
 def test_before_the_first_step_there_is_no_rate() -> None:
-    view = view_of((progress(samples=0, busy_s=0.0, sync_wait_s=0.0), 0))
+    view = view_of((progress(samples=0, since_first_step_s=0.0, sync_wait_s=0.0), 0))
     assert (view.samples_per_s, view.sync_share) == (None, None)
 
 
@@ -63,7 +65,7 @@ EVENTS = st.one_of(
         Progress,
         steps=st.integers(0, 9),
         samples=st.integers(0, 9),
-        busy_s=st.floats(0, 9),
+        since_first_step_s=st.floats(0, 9),
         sync_wait_s=st.none() | st.floats(0, 9),
         sent_bytes=st.integers(0, 9),
     ),

@@ -25,7 +25,7 @@ def test_summary_of_a_script_with_nothing_of_ours_in_it() -> None:
 
 
 def test_summary_with_progress_and_a_checkpoint() -> None:
-    one = Progress(steps=400, samples=41_200, busy_s=100.0, sync_wait_s=12.0, sent_bytes=950_000_000)
+    one = Progress(steps=400, samples=41_200, since_first_step_s=100.0, sync_wait_s=12.0, sent_bytes=950_000_000)
     view = RunView(
         hosts=("alice", "bob"),
         num_ranks=2,

@@ -63,7 +63,7 @@ class Meter:
             Progress(
                 steps=self.steps,
                 samples=self.samples,
-                busy_s=self._told_s - self._started_s,
+                since_first_step_s=self._told_s - self._started_s,
                 sync_wait_s=self.sync_wait_s,
                 sent_bytes=round(self.sent_bytes),
             )

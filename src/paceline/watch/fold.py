@@ -24,17 +24,17 @@ class RunView:
     @property
     def samples_per_s(self) -> float | None:
         """Over all ranks, since their first steps."""
-        rates = [one.samples / one.busy_s for one in self.progress.values() if one.busy_s > 0]
+        rates = [one.samples / one.since_first_step_s for one in self.progress.values() if one.since_first_step_s > 0]
         return sum(rates) if rates else None
 
     @property
     def sync_share(self) -> float | None:
         """The share of their time that ranks spent waiting for gradients; None where it was not measured."""
-        measured = [one for one in self.progress.values() if one.sync_wait_s is not None and one.busy_s > 0]
+        measured = [one for one in self.progress.values() if one.sync_wait_s is not None and one.since_first_step_s > 0]
         if not measured:
             return None
         waited_s = sum(one.sync_wait_s or 0.0 for one in measured)
-        return waited_s / sum(one.busy_s for one in measured)
+        return waited_s / sum(one.since_first_step_s for one in measured)
 
     @property
     def sent_bytes(self) -> int:
