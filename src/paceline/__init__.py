@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import CheckpointError, HostError, InputError, PacelineError, RunFailed, WorldError
+from paceline.errors import CheckpointError, HostError, InputError, PacelineError, WorldError
 
 if TYPE_CHECKING:
     from paceline.train.batches import Batches
@@ -22,7 +22,6 @@ __all__ = [
     "InputError",
     "PacelineError",
     "Run",
-    "RunFailed",
     "WorldError",
     "__version__",
     "init",

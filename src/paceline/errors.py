@@ -5,7 +5,7 @@ PacelineError            anything below; the command line prints it without a tr
 ├── HostError            a host can't be reached or can't take part                   exit code 3
 ├── CheckpointError      a checkpoint is damaged, missing or of another shape         exit code 1
 ├── WorldError           the script's process group is not the one that was started   exit code 1
-└── RunFailed            a rank, an agent or a host failed while training             exit code 1
+└── InterruptedEarlyError  (launch/hosts.py) a signal came before the ranks started   exit code 128 + signal
 """
 
 from __future__ import annotations
@@ -43,7 +43,3 @@ class CheckpointError(PacelineError):
 
 class WorldError(PacelineError):
     """The script's process group is not the one that was started."""
-
-
-class RunFailed(PacelineError):
-    """A rank, an agent or a host failed while training."""

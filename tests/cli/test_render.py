@@ -36,6 +36,7 @@ def facts(name: str) -> Facts:
         cuda_version=None,
         has_safetensors=True,
         gpus=[],
+        visible_gpus=None,
         num_cores=8,
         machine="x86_64",
         state_folder="/home/u/.local/state/paceline",

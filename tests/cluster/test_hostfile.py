@@ -3,13 +3,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import pathlib
+import shlex
 import string
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.cluster.hostfile import format_hostfile, parse_hostfile, read_hostfile
+from paceline.cluster.hostfile import parse_hostfile, read_hostfile
 from paceline.cluster.spec import Host
 from paceline.errors import InputError
 
@@ -134,6 +136,24 @@ def hosts_of_any_form(draw: st.DrawFn) -> Host:
         gpus=gpus,
         env=tuple(draw(_env).items()),
     )
+
+
+def format_hostfile(hosts: Iterable[Host]) -> str:
+    """The text that `parse_hostfile` reads back as these hosts (but for their origin)."""
+    return "".join(f"{_format_host(host)}\n" for host in hosts)
+
+
+def _format_host(host: Host) -> str:
+    name = f"[{host.name}]" if ":" in host.name else host.name
+    words = [name if host.user is None else f"{host.user}@{name}"]
+    for key in ("slots", "ip", "port", "python"):
+        value = getattr(host, key)
+        if value is not None:
+            words.append(f"{key}={value}")
+    if host.gpus is not None:
+        words.append(f"gpus={','.join(map(str, host.gpus))}")
+    words += [f"env.{key}={value}" for key, value in host.env]
+    return shlex.join(words)
 
 
 @settings(max_examples=25)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.cluster.spec import Host, Layout, assign_ranks, parse_hosts, refuse_duplicates, resolve_slots
+from paceline.cluster.spec import Host, parse_hosts, refuse_duplicates, resolve_slots
 from paceline.errors import HostError, InputError
 
 
@@ -99,24 +99,3 @@ def test_slots_and_why(host: Host, num_gpus: int, slots: int, reason: str) -> No
 def test_a_gpu_that_is_not_there(num_gpus: int, found: str) -> None:
     with pytest.raises(HostError, match=f"gpus=0,2 was asked for, but alice {found}"):
         resolve_slots(Host(name="alice", gpus=(0, 2)), num_gpus)
-
-
-def test_unequal_slots_get_ranks_in_order() -> None:
-    assert assign_ranks([2, 1, 3]) == [(0, 0, 0), (1, 0, 1), (2, 1, 0), (3, 2, 0), (4, 2, 1), (5, 2, 2)]
-
-
-@given(st.lists(st.integers(1, 20), min_size=1, max_size=20))
-def test_layout_and_assignment_agree(slots: list[int]) -> None:
-    hosts = tuple(Host(name=f"h{index}") for index in range(len(slots)))
-    layout = Layout(hosts=hosts, slots=tuple(slots))
-    places = assign_ranks(slots)
-    assert [rank for rank, _, _ in places] == list(range(layout.num_ranks))
-    assert places[0] == (0, 0, 0)
-    for rank, host, local in places:
-        assert layout.ranks_on(host)[local] == rank
-
-
-@pytest.mark.parametrize("slots", [(), (1,), (1, 0)])
-def test_a_layout_needs_slots_for_each_host(slots: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="2 hosts"):
-        Layout(hosts=(Host(name="a"), Host(name="b")), slots=slots)

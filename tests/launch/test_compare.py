@@ -15,6 +15,7 @@ SAME = Facts(
     cuda_version=None,
     has_safetensors=True,
     gpus=[],
+    visible_gpus=None,
     num_cores=8,
     machine="x86_64",
     state_folder="/home/u/.local/state/paceline",
@@ -27,7 +28,8 @@ TWO_GPUS = ["NVIDIA A100", "NVIDIA A100"]
 
 def compare(*changes: dict[str, object], slots: int = 1, needs_torch: bool = True) -> list[Difference]:
     facts = [SAME.replace(**change) for change in changes]  # type: ignore[arg-type]
-    return compare_facts(NAMES[: len(facts)], facts, [slots] * len(facts), needs_torch=needs_torch)
+    num_gpus = [len(fact.gpus) for fact in facts]
+    return compare_facts(NAMES[: len(facts)], facts, [slots] * len(facts), num_gpus=num_gpus, needs_torch=needs_torch)
 
 
 @pytest.mark.parametrize(

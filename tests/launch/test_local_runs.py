@@ -144,6 +144,35 @@ def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_slow_reader_slows_the_rank_down_and_is_no_lost_host(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("for number in range(400_000): print('x' * 60, number)")
+    env = {**os.environ, "XDG_STATE_HOME": str(state_of(tmp_path))}
+    process = subprocess.Popen([PACELINE, "run", "train.py"], cwd=tmp_path, env=env, stdout=-1, stderr=-1)
+    with process:
+        assert process.stdout is not None and process.stderr is not None
+        began, num_bytes = time.monotonic(), 0
+        while data := os.read(process.stdout.fileno(), 1 << 16):
+            num_bytes += len(data)
+            if time.monotonic() - began < 10:  # longer than a silent host is waited for
+                time.sleep(0.1)
+        assert process.wait(20) == 0, process.stderr.read()
+    assert num_bytes > 400_000 * 60
+
+
+def test_orphans_that_end_are_reaped_while_the_run_goes_on(tmp_path: Path) -> None:
+    script = """
+        import os, time
+        for _ in range(20):
+            os.system("true &")
+        time.sleep(0.5)
+        print("zombies", os.popen("ps -eo stat= | grep -c ^Z").read().strip(), flush=True)
+        print(open(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read().split())
+    """
+    ended = run(tmp_path, "train.py", script=script)
+    children = ended.out.splitlines()[1]
+    assert children.count(",") <= 2, ended.out  # the watchdog and the rank itself
+
+
 def test_a_closed_stdin_is_no_stdin(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import sys; print(repr(sys.stdin.read()))\n")
     done = subprocess.run(

@@ -137,6 +137,6 @@ def test_fields_must_be_those_of_the_message(what: str, change: Callable[[dict[s
 
 
 def test_messages_keep_their_types() -> None:
-    message = Setup(run_id="r", host_index=1, host_name="bob", lease_s=12.0, heartbeat_s=1.0)
+    message = Setup(run_id="r", host_index=1, lease_s=12.0, heartbeat_s=1.0, grace_s=5.0)
     ((received, _),) = Decoder().feed(encode(message))
     assert received == message and isinstance(received, Setup)

@@ -24,19 +24,51 @@ from paceline.launch.run import run as start_run
 from paceline.network.candidates import parse_nic
 from paceline.watch.fold import RunView, fold
 
+Kind = Literal["script", "module", "command"]
+
 _PATH = click.Path(path_type=Path)
 _COUNT = click.IntRange(min=0)
 _SECONDS = click.FloatRange(min=0)
 
 
-# What stands after the script's name is the script's own.
+class _RunCommand(click.Command):
+    """Options of ours come first; from the script, the module or the command on, all words are its own."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args:
+            return super().parse_args(ctx, args)
+        valued = {name for option in self.params if not getattr(option, "is_flag", False) for name in option.opts}
+        own, kind, words = split_words(args, valued)
+        super().parse_args(ctx, own)
+        ctx.params.update(kind=kind, words=words)
+        return []
+
+
+def split_words(args: list[str], valued: set[str]) -> tuple[list[str], Kind, tuple[str, ...]]:
+    """(our options, what is to run, its words). `valued`: our options that take a value. Raises InputError."""
+    index = 0
+    while index < len(args):
+        word = args[index]
+        if word == "--":
+            return args[:index], "command", tuple(args[index + 1 :])
+        if word in ("-m", "--module"):
+            return args[:index], "module", tuple(args[index + 1 :])
+        if word.startswith("--module="):
+            return args[:index], "module", (word.partition("=")[2], *args[index + 1 :])
+        if not word.startswith("-"):
+            return args[:index], "script", tuple(args[index:])
+        index += 2 if word in valued else 1
+    return args, "script", ()
+
+
 @click.command(
-    no_args_is_help=True, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+    cls=_RunCommand,
+    no_args_is_help=True,
+    options_metavar="[OPTIONS] SCRIPT | -m MODULE | -- COMMAND [ARGS]...",
 )
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]... | -m MODULE | -- COMMAND")
 @click.option("--hosts", "-H", metavar="HOST[:SLOTS],...", help="Machines, and ranks on each.")
 @click.option("--hostfile", type=_PATH, metavar="FILE", help="The same, one host a line: alice slots=4.")
-@click.option("--module", "-m", metavar="MODULE", help="Run a module, as python -m does.")
+@click.option("--module", "-m", metavar="MODULE", expose_value=False, help="Run a module, as python -m does.")
 @click.option("--python", metavar="PATH", help="The interpreter on every host.  [this one's path]")
 @click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Give the ranks a variable; may be repeated.")
 @click.option("--nic", metavar="NAME|NETWORK", help="Use this interface or network.  [found by trying]")
@@ -49,10 +81,10 @@ _SECONDS = click.FloatRange(min=0)
 @click.option("--dry-run", is_flag=True, help="Show what would run where, and why; start nothing.")
 @click.option("--json", is_flag=True, help="With --dry-run: as JSON.")
 def run(
-    command: tuple[str, ...],
+    kind: Kind,
+    words: tuple[str, ...],
     hosts: str | None,
     hostfile: Path | None,
-    module: str | None,
     python: str | None,
     env: tuple[str, ...],
     nic: str | None,
@@ -68,13 +100,14 @@ def run(
     Anything that runs under torchrun runs here, unchanged.
     """
     chosen, hosts_reason = _choose_hosts(hosts, hostfile)
-    kind, target, arguments = _what_to_run(command, module)
+    if not words:
+        raise InputError("nothing to run", hint="paceline run [OPTIONS] train.py [ARGS], -m MODULE, or -- COMMAND")
     options = RunOptions(
         hosts=chosen,
         hosts_reason=hosts_reason,
         kind=kind,
-        target=target,
-        arguments=arguments,
+        target=words[0],
+        arguments=words[1:],
         cwd=Path.cwd(),
         python=python,
         env=_parse_env(env),
@@ -125,32 +158,9 @@ def _choose_hosts(hosts: str | None, hostfile: Path | None) -> tuple[tuple[Host,
     return parse_hosts("localhost", origin="this machine"), "this machine, as neither -H nor --hostfile was given"
 
 
-def _what_to_run(
-    command: tuple[str, ...], module: str | None
-) -> tuple[Literal["script", "module", "command"], str, tuple[str, ...]]:
-    if module is not None:
-        return "module", module, tuple(command)
-    if not command:
-        raise InputError("nothing to run", hint="paceline run [OPTIONS] train.py [ARGS], -m MODULE, or -- COMMAND")
-    if _stands_after_dashes(command):
-        return "command", command[0], tuple(command[1:])
-    return "script", command[0], tuple(command[1:])
-
-
-def _stands_after_dashes(command: tuple[str, ...]) -> bool:
-    """The parser drops the `--`; whether it stood right before the command is to be seen in what was typed."""
-    before = sys.argv[: len(sys.argv) - len(command)]
-    return bool(before) and before[-1] == "--"
-
-
 def _check_script(options: RunOptions) -> None:
     if options.script is None or options.script.is_file():
         return
-    if options.target.startswith("-"):
-        raise InputError(
-            f"no such option: {options.target}",
-            hint="options of paceline stand before the script; see paceline run --help",
-        )
     hint = "for a command that is no Python script, put -- before it: paceline run -- COMMAND"
     raise InputError(f"there is no script {options.target} in {options.cwd}", hint=hint)
 

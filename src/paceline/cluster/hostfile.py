@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable
 from pathlib import Path
 
 from paceline.cluster.spec import Host, parse_number, refuse_duplicates, split_host
@@ -45,11 +44,6 @@ def parse_hostfile(text: str, path: str | os.PathLike[str]) -> tuple[Host, ...]:
         raise InputError(f"hostfile {path}: no host in it: expected one per line, as in `alice slots=2`")
     refuse_duplicates(hosts)
     return tuple(hosts)
-
-
-def format_hostfile(hosts: Iterable[Host]) -> str:
-    """The text that `parse_hostfile` reads back as these hosts (but for their origin)."""
-    return "".join(f"{_format_host(host)}\n" for host in hosts)
 
 
 def _strip_comment(line: str) -> str:
@@ -106,16 +100,3 @@ def _parse_line(line: str, origin: str) -> Host:
 
 def _parse_gpus(text: str, origin: str) -> tuple[int, ...]:
     return tuple(parse_number(word, f"gpus={text}", origin=origin) for word in text.split(","))
-
-
-def _format_host(host: Host) -> str:
-    name = f"[{host.name}]" if ":" in host.name else host.name
-    words = [name if host.user is None else f"{host.user}@{name}"]
-    for key in ("slots", "ip", "port", "python"):
-        value = getattr(host, key)
-        if value is not None:
-            words.append(f"{key}={value}")
-    if host.gpus is not None:
-        words.append(f"gpus={','.join(map(str, host.gpus))}")
-    words += [f"env.{key}={value}" for key, value in host.env]
-    return shlex.join(words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from paceline.errors import HostError, InputError
 
@@ -155,32 +155,3 @@ def resolve_slots(host: Host, num_gpus: int) -> tuple[int, str]:
     if num_gpus:
         return num_gpus, f"one per GPU, {num_gpus} found"
     return 1, "one, as no GPU was found"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Layout:
-    """Which rank runs where: hosts in the order given, each with its slots; rank 0 is on the first."""
-
-    hosts: tuple[Host, ...]
-    slots: tuple[int, ...]
-    """Ranks per host, at least one each."""
-
-    def __post_init__(self) -> None:
-        if not self.hosts or len(self.hosts) != len(self.slots) or min(self.slots) < 1:
-            raise ValueError(f"{len(self.hosts)} hosts with slots {self.slots}")
-
-    @property
-    def num_ranks(self) -> int:
-        """The world size."""
-        return sum(self.slots)
-
-    def ranks_on(self, host_index: int) -> range:
-        """The ranks of one host; they follow one another, so local rank = rank - start."""
-        first = sum(self.slots[:host_index])
-        return range(first, first + self.slots[host_index])
-
-
-def assign_ranks(slots: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(rank, host index, local rank) for every rank, in order of rank."""
-    places = [(host, local) for host, count in enumerate(slots) for local in range(count)]
-    return [(rank, host, local) for rank, (host, local) in enumerate(places)]

@@ -2,7 +2,7 @@
 
 The channel is the lease. When it closes, or nothing is heard for `lease_s`, the agent ends every process of the run on
 this host and exits. A watchdog, forked at the start, does the same if the agent itself is killed.
-Standard library only; one thread; every wait has an end.
+Standard library only; one loop (and a thread of the network probe's, until the ranks start); every wait has an end.
 """
 
 from __future__ import annotations
@@ -20,15 +20,28 @@ from collections.abc import Callable
 from paceline.launch import protocol, receive
 from paceline.launch.facts import gather_facts, state_folder
 from paceline.launch.ports import PortTakenError, hold_port
-from paceline.launch.process import Ending, RankProcess, adopt_orphans, kernel_says, start_rank
+from paceline.launch.process import (
+    Ending,
+    RankProcess,
+    adopt_orphans,
+    kernel_says,
+    reap_orphans,
+    session_is_empty,
+    start_rank,
+)
 from paceline.launch.watchdog import Watchdog
 from paceline.network.probe import Listener, dial
 
 OUTBOX_LIMIT_BYTES = 8 << 20
 """Above this the ranks' output is not read, so that a slow channel slows the ranks down instead of filling memory."""
-END_GRACE_S = 2.0
-"""How long ranks get between SIGTERM and SIGKILL when there is no driver left to ask."""
+_SETUP_LIMIT_S = 30.0
+"""For the driver's first message."""
+_END_LIMIT_S = 30.0
+"""Beyond the grace: what SIGKILL has not ended by then (a process that waits for a dead disk) is left."""
+_DRAIN_BYTES = 1 << 20
+"""Of a rank that has ended, more than any pipe holds: what comes after it is its children's, and not waited for."""
 _LONGEST_SLEEP_S = 0.5
+_READ_BYTES = 1 << 16
 _PAUSE_S = 2.0
 """An agent that was busy or stopped for so long could not hear: that is no silence of the driver's."""
 
@@ -41,7 +54,7 @@ class Agent:
         self._selector = selectors.DefaultSelector()
         self._decoder = protocol.Decoder()
         self._outbox = bytearray()
-        self._setup = protocol.Setup(run_id="", host_index=0, host_name="", lease_s=30.0, heartbeat_s=1.0)
+        self._setup: protocol.Setup | None = None
         self._last_heard_s = self._last_sent_s = time.monotonic()
         self._ranks: dict[int, RankProcess] = {}
         self._ending: Ending | None = None
@@ -62,10 +75,6 @@ class Agent:
             protocol.StopRanks: self._on_stop_ranks,
         }
 
-    @property
-    def _lease(self) -> str:
-        return f"{self._setup.run_id}/{self._setup.host_index}"
-
     def serve(self) -> None:
         """Until the channel closes, the lease runs out or a signal comes; then end everything and return."""
         wake_fd = self._catch_signals()
@@ -74,18 +83,18 @@ class Agent:
         self._selector.register(self._in_fd, selectors.EVENT_READ, self._read_channel)
         self._selector.register(wake_fd, selectors.EVENT_READ, lambda: os.read(wake_fd, 4096))
         facts = gather_facts().as_dict()
-        self._send(
-            protocol.Hello(protocol_version=protocol.PROTOCOL_VERSION, monotonic_s=time.monotonic(), facts=facts)
-        )
+        self._send(protocol.Hello(monotonic_s=time.monotonic(), facts=facts))
         while not self._must_exit:
             self._turn()
+        print(self._must_exit, file=sys.stderr, flush=True)  # for the driver, if it is still there
         self._end_everything()
 
     def _turn(self) -> None:
         """One round: wait for something to happen, deal with it, and with what time has brought."""
         self._flush()
+        self._watch_ranks()
         began_s = time.monotonic()
-        timeout_s = 0.05 if self._ending else min(self._setup.heartbeat_s, _LONGEST_SLEEP_S)
+        timeout_s = 0.05 if self._ending else _LONGEST_SLEEP_S
         for key, _ in self._selector.select(timeout_s):
             key.data()
         now = time.monotonic()
@@ -94,12 +103,13 @@ class Agent:
             self._ending = None
             self._forget_ranks()
             self._send(protocol.AllStopped())
-        if now - self._last_sent_s >= self._setup.heartbeat_s:
-            self._send(protocol.Heartbeat())
         if now - began_s > _PAUSE_S:
             self._last_heard_s = now
-        if now - self._last_heard_s > self._setup.lease_s:
-            self._must_exit = f"nothing heard from the driver for {self._setup.lease_s:.0f} s"
+        if self._setup is not None and now - self._last_sent_s >= self._setup.heartbeat_s:
+            self._send(protocol.Heartbeat())
+        lease_s = self._setup.lease_s if self._setup is not None else _SETUP_LIMIT_S
+        if now - self._last_heard_s > lease_s:
+            self._must_exit = f"nothing heard from the driver for {lease_s:.0f} s"
 
     # The channel
 
@@ -141,6 +151,8 @@ class Agent:
         except OSError:
             self._must_exit = "the channel is closed"
         self._watch(self._out_fd, bool(self._outbox) and not self._must_exit, selectors.EVENT_WRITE, self._flush)
+
+    def _watch_ranks(self) -> None:
         readable = len(self._outbox) < OUTBOX_LIMIT_BYTES
         for rank in self._ranks.values():
             for descriptor, stream in rank.streams.items():
@@ -158,14 +170,16 @@ class Agent:
 
     def _on_setup(self, message: protocol.Setup) -> None:
         self._setup = message
-        self._watchdog = Watchdog(self._lease)
+        self._watchdog = Watchdog(f"{message.run_id}/{message.host_index}")
 
     def _on_heartbeat(self, message: protocol.Heartbeat) -> None:
         """All that it says is in its arrival."""
 
     def _on_listen(self, message: protocol.Listen) -> None:
+        assert self._setup is not None
         self._listener = Listener(message.addresses, message.nonce, self._setup.host_index)
-        self._send(protocol.Listening(ports=[list(pair) for pair in self._listener.ports.items()]))
+        ports, failures = self._listener.ports.items(), self._listener.failures.items()
+        self._send(protocol.Listening(ports=[list(pair) for pair in ports], failures=[list(pair) for pair in failures]))
 
     def _on_dial(self, message: protocol.Dial) -> None:
         targets = [(str(a), int(host), str(b), int(port)) for a, host, b, port in message.targets]
@@ -182,11 +196,15 @@ class Agent:
 
     def _on_offer_files(self, message: protocol.OfferFiles) -> None:
         base = os.path.join(state_folder(), "projects")
-        copy = receive.ProjectCopy(base, message.project)
+        try:
+            copy = receive.ProjectCopy(base, message.project, take_another=message.take_another)
+        except receive.CopyInUseError:
+            self._send(protocol.MissingFiles(folder="", paths=[], digest="", busy=True))
+            return
         self._copies[message.project] = copy
         paths = copy.missing(message.entries)
         digest = "" if paths else copy.digest()
-        self._send(protocol.MissingFiles(folder=copy.folder, paths=paths, digest=digest))
+        self._send(protocol.MissingFiles(folder=copy.folder, paths=paths, digest=digest, busy=False))
 
     def _on_file_data(self, message: protocol.FileData, payload: bytes) -> None:
         copy = self._copies.get(message.project)
@@ -221,7 +239,6 @@ class Agent:
             if self._watchdog is not None:
                 self._watchdog.add(rank.pid)
             self._send(protocol.RankBegan(rank=rank.rank, pid=rank.pid))
-        self._flush()
 
     def _on_stop_ranks(self, message: protocol.StopRanks) -> None:
         now = time.monotonic()
@@ -231,8 +248,9 @@ class Agent:
             self._ending.hasten(grace_s=message.grace_s, now=now)
 
     def _end_ranks(self, grace_s: float, now: float) -> Ending:
-        spare = {self._watchdog.pid} if self._watchdog else set[int]()
-        return Ending(self._lease, self._ranks.values(), spare=spare, grace_s=grace_s, now=now)
+        assert self._setup is not None and self._watchdog is not None
+        lease = f"{self._setup.run_id}/{self._setup.host_index}"
+        return Ending(lease, self._ranks.values(), spare={self._watchdog.pid}, grace_s=grace_s, now=now)
 
     # The ranks
 
@@ -245,7 +263,7 @@ class Agent:
     def _read_rank(self, rank: RankProcess, descriptor: int, stream: str) -> bool:
         """One piece of what a rank wrote; False when there is none now."""
         try:
-            data = os.read(descriptor, 1 << 16)
+            data = os.read(descriptor, _READ_BYTES)
         except BlockingIOError:
             return False
         except OSError:
@@ -266,19 +284,30 @@ class Agent:
         for line in lines:
             with contextlib.suppress(ValueError):
                 record = json.loads(line)
-                self._send(protocol.RankSaid(rank=rank.rank, at_s=time.monotonic(), record=record))
+                self._send(protocol.RankSaid(rank=rank.rank, record=record))
 
     def _reap(self, now: float) -> None:
         for rank in self._ranks.values():
             if rank.ended or rank.process.poll() is None:
                 continue
             rank.ended = True
-            for descriptor, stream in list(rank.streams.items()):
-                while descriptor in rank.streams and self._read_rank(rank, descriptor, stream):
-                    pass
+            self._drain(rank)
+            if session_is_empty(rank.pid):
+                rank.has_session = False  # its number may soon be somebody else's
+                if self._watchdog is not None:
+                    self._watchdog.remove(rank.pid)
             exit_code = rank.process.returncode
             words = kernel_says(rank.pid) if exit_code == -signal.SIGKILL else ""
             self._send(protocol.RankEnded(rank=rank.rank, exit_code=exit_code, at_s=now, kernel_says=words))
+
+        if self._watchdog is not None:
+            reap_orphans({self._watchdog.pid, *(rank.pid for rank in self._ranks.values())})
+
+    def _drain(self, rank: RankProcess) -> None:
+        for descriptor, stream in list(rank.streams.items()):
+            for _ in range(_DRAIN_BYTES // _READ_BYTES):
+                if descriptor not in rank.streams or not self._read_rank(rank, descriptor, stream):
+                    break
 
     def _forget_ranks(self) -> None:
         self._reap(time.monotonic())
@@ -306,15 +335,17 @@ class Agent:
         self._must_exit = f"got {signal.Signals(number).name}"
 
     def _end_everything(self) -> None:
+        if self._setup is None or self._watchdog is None:
+            return
         now = time.monotonic()
-        ending = self._ending or self._end_ranks(END_GRACE_S, now)
-        ending.hasten(grace_s=END_GRACE_S, now=now)
-        while not ending.step(time.monotonic()):
+        ending = self._ending or self._end_ranks(self._setup.grace_s, now)
+        give_up_at_s = now + self._setup.grace_s + _END_LIMIT_S
+        while not ending.step(now) and now < give_up_at_s:
             time.sleep(0.05)
+            now = time.monotonic()
         for copy in self._copies.values():
             copy.close()
-        if self._watchdog is not None:
-            self._watchdog.dismiss()
+        self._watchdog.dismiss()
 
 
 def _close_stream(rank: RankProcess, descriptor: int) -> None:

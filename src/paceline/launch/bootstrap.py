@@ -19,6 +19,8 @@ NO_PYTHON = b"\x01paceline-no-python\x01"
 OLD_PYTHON = b"\x01paceline-old-python\x01"
 NOT_INSTALLED = b"\x01paceline-not-installed\x01"
 
+_DRIVER_ONLY = {"cli", "lab", "watch"}
+
 _FIRST_STAGE = (
     'import sys;sys.path[:]=[q for q in sys.path if q];f=open(0,"rb",0,closefd=False);exec(eval(f.readline()))'
 )
@@ -42,6 +44,7 @@ folder = os.path.join(base, "paceline", "runtime", digest)
 try:
     if not os.path.isdir(folder):
         import json, shutil, tempfile, zlib
+        os.makedirs(os.path.join(base, "paceline"), mode=0o700, exist_ok=True)  # projects' copies will lie there, too
         os.makedirs(os.path.dirname(folder), exist_ok=True)
         part = tempfile.mkdtemp(prefix=digest + ".", dir=os.path.dirname(folder))  # hosts may share this home
         for path, text in json.loads(zlib.decompress(data)).items():
@@ -105,10 +108,8 @@ finally:
 def pack_runtime() -> tuple[str, bytes]:
     """This package as (hash, compressed JSON of path -> source), with the sitecustomize that ranks start with."""
     root = pathlib.Path(paceline.__file__).parent
-    files = {
-        f"paceline/{path.relative_to(root).as_posix()}": path.read_text(encoding="utf-8")
-        for path in sorted(root.rglob("*.py"))
-    }
+    paths = [path.relative_to(root) for path in sorted(root.rglob("*.py")) if path.parent.name not in _DRIVER_ONLY]
+    files = {f"paceline/{path.as_posix()}": (root / path).read_text(encoding="utf-8") for path in paths}
     files["sitecustomize.py"] = SITE_CUSTOMIZE
     data = zlib.compress(json.dumps(files).encode(), 1)
     return hashlib.sha256(data).hexdigest()[:20], data

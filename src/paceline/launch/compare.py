@@ -19,9 +19,9 @@ class Difference:
 
 
 def compare_facts(
-    names: Sequence[str], facts: Sequence[Facts], slots: Sequence[int], *, needs_torch: bool
+    names: Sequence[str], facts: Sequence[Facts], slots: Sequence[int], *, num_gpus: Sequence[int], needs_torch: bool
 ) -> list[Difference]:
-    """All differences that stop a run. `slots`: the ranks that each host is to run."""
+    """All differences that stop a run. `slots`: the ranks that each host is to run; `num_gpus`: that they will see."""
     found: list[Difference] = []
     torch_versions = [fact.torch_version for fact in facts]
     reference = next((version for version in torch_versions if version), None)
@@ -55,13 +55,12 @@ def compare_facts(
                 hint=f"for {_others(names, minors)} name a Python {minors[0]}: python=PATH in the hostfile",
             )
         )
-    found += _gpu_differences(names, facts, slots)
+    found += _gpu_differences(names, num_gpus, slots)
     return found
 
 
-def _gpu_differences(names: Sequence[str], facts: Sequence[Facts], slots: Sequence[int]) -> list[Difference]:
+def _gpu_differences(names: Sequence[str], counts: Sequence[int], slots: Sequence[int]) -> list[Difference]:
     found: list[Difference] = []
-    counts = [len(fact.gpus) for fact in facts]
     if any(counts) and not all(counts):
         lacking = ", ".join(name for name, count in zip(names, counts, strict=True) if not count)
         found.append(

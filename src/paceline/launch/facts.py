@@ -30,6 +30,8 @@ class Facts(Record):
     has_safetensors: bool
     gpus: list[str]
     """Model names, one per GPU."""
+    visible_gpus: str | None
+    """CUDA_VISIBLE_DEVICES as it is set there."""
     num_cores: int
     """Cores that this process may use."""
     machine: str
@@ -50,7 +52,7 @@ def gather_facts() -> Facts:
     """Read the facts of this host."""
     torch_version, cuda_version = _torch_versions()
     folder = state_folder()
-    os.makedirs(folder, exist_ok=True)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
     return Facts(
         hostname=os.uname().nodename,
         python_path=sys.executable,
@@ -59,6 +61,7 @@ def gather_facts() -> Facts:
         cuda_version=cuda_version,
         has_safetensors=importlib.util.find_spec("safetensors") is not None,
         gpus=_gpu_names(),
+        visible_gpus=os.environ.get("CUDA_VISIBLE_DEVICES"),
         num_cores=len(os.sched_getaffinity(0)),
         machine=os.uname().machine,
         state_folder=folder,

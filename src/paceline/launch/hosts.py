@@ -6,7 +6,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from paceline.cluster.spec import Host
@@ -49,7 +49,7 @@ class Hosts:
         self._stop_heart = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
 
-    def open(self, run_id: str, pythons: Sequence[str]) -> list[Facts]:
+    def open(self, run_id: str, pythons: Sequence[str], *, grace_s: float) -> list[Facts]:
         """Start an agent on every host; the facts of each. Raises HostError with a line for each host that failed."""
         self.runtime_digest, data = bootstrap.pack_runtime()
         first_bytes = bootstrap.first_bytes(self.runtime_digest, data)
@@ -68,9 +68,9 @@ class Hosts:
             setup = protocol.Setup(
                 run_id=run_id,
                 host_index=index,
-                host_name=self.hosts[index].name,
                 lease_s=LEASE_S,
                 heartbeat_s=HEARTBEAT_S,
+                grace_s=grace_s,
             )
             channel.send(setup)
         self._heart.start()
@@ -84,13 +84,26 @@ class Hosts:
             self.channels[index].send(question)
         return self.gather(answer, questions, timeout_s=timeout_s, doing=doing)
 
-    def gather(self, answer: type[M], indices: Mapping[int, object], *, timeout_s: float, doing: str) -> dict[int, M]:
-        """Wait for one answer of each of these hosts."""
-        answers = self._gather(answer, timeout_s, doing, set(indices))
+    def gather(
+        self,
+        answer: type[M],
+        indices: Iterable[int],
+        *,
+        timeout_s: float,
+        doing: str,
+        last_moved_s: Callable[[], float] | None = None,
+    ) -> dict[int, M]:
+        """Wait for one answer of each of these hosts, `timeout_s` from now or from when something last moved."""
+        answers = self._gather(answer, timeout_s, doing, set(indices), last_moved_s)
         return {index: message for index, (message, _) in answers.items()}
 
     def _gather(
-        self, answer: type[M], timeout_s: float, doing: str, wanted: set[int] | None = None
+        self,
+        answer: type[M],
+        timeout_s: float,
+        doing: str,
+        wanted: set[int] | None = None,
+        last_moved_s: Callable[[], float] | None = None,
     ) -> dict[int, tuple[M, float]]:
         waiting = set(range(len(self.hosts))) if wanted is None else set(wanted)
         answers: dict[int, tuple[M, float]] = {}
@@ -100,6 +113,9 @@ class Hosts:
             try:
                 received = self.inbox.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
+                if last_moved_s is not None and last_moved_s() + timeout_s > deadline:
+                    deadline = last_moved_s() + timeout_s
+                    continue
                 for index in waiting:
                     text = f"{self.hosts[index].name}: no answer within {timeout_s:.0f} s when asked to {doing}"
                     failures[index] = HostError(text, hint=f"try: ssh {self.hosts[index].ssh_destination} true")

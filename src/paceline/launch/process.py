@@ -37,6 +37,8 @@ class RankProcess:
         }
         self.unfinished_line = b""
         self.ended = False
+        self.has_session = True
+        """Its pid still names a session in which something lives, or may."""
 
     @property
     def pid(self) -> int:
@@ -117,6 +119,27 @@ def find_family(sessions: Iterable[int], *, spare: Container[int]) -> list[int]:
     return found
 
 
+def session_is_empty(session: int) -> bool:
+    """No living process belongs to this session or process group."""
+    for name in os.listdir("/proc"):
+        fields = _stat_fields(int(name)) if name.isdigit() else []
+        if fields and fields[0] not in "ZX" and session in (int(fields[2]), int(fields[3])):
+            return False
+    return True
+
+
+def reap_orphans(spare: Container[int]) -> None:
+    """Wait for the adopted processes that have ended, or their numbers would never be free again.
+
+    `spare`: children that somebody else waits for; the next call goes on where such a one has been in the way.
+    """
+    with contextlib.suppress(ChildProcessError):
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_pid in spare:
+                return
+            os.waitpid(ended.si_pid, os.WNOHANG)
+
+
 def adopt_orphans() -> None:
     """From now on, a process of the run whose parent has died becomes a child of this one, and is found as such."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -177,7 +200,7 @@ class Ending:
         """Do what is due; True when no process of the run is left. To be called about ten times a second."""
         if now < self._term_all_at and any(rank.process.poll() is None for rank in self._ranks):
             return False
-        sessions = [rank.pid for rank in self._ranks]
+        sessions = [rank.pid for rank in self._ranks if rank.has_session]
         remaining = set(find_marked(self._lease)) | set(find_family(sessions, spare=self._spare))
         if not remaining:
             return True

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 from paceline.records import Record
 
-PROTOCOL_VERSION = 1
 MAX_PAYLOAD_BYTES = 1 << 20
 MAX_LINE_BYTES = 64 << 20
 
@@ -40,9 +39,10 @@ class Setup(Message):
     type: ClassVar[str] = "setup"
     run_id: str
     host_index: int
-    host_name: str
     lease_s: float
     heartbeat_s: float
+    grace_s: float
+    """What ranks get between SIGTERM and SIGKILL when there is no driver left to ask."""
 
 
 class Heartbeat(Message):
@@ -82,6 +82,8 @@ class OfferFiles(Message):
     type: ClassVar[str] = "offer_files"
     project: str
     entries: list[list[Any]]
+    take_another: bool
+    """Where another run is using the first copy: take the next one."""
 
 
 class FileData(Message):
@@ -105,7 +107,6 @@ class StartRanks(Message):
     """Start these processes; each is {rank, argv, env, cwd}. Answers: RankBegan for each, later RankEnded."""
 
     type: ClassVar[str] = "start_ranks"
-    attempt: int
     ranks: list[dict[str, Any]]
 
 
@@ -123,16 +124,16 @@ class Hello(Message):
     """The agent's first message: the facts of its host (see launch/facts.py)."""
 
     type: ClassVar[str] = "hello"
-    protocol_version: int
     monotonic_s: float
     facts: dict[str, Any]
 
 
 class Listening(Message):
-    """Pairs of address and port."""
+    """Pairs of address and port; pairs of address and reason where one could not be bound."""
 
     type: ClassVar[str] = "listening"
     ports: list[Any]
+    failures: list[Any]
 
 
 class Dialled(Message):
@@ -156,6 +157,8 @@ class MissingFiles(Message):
     folder: str
     paths: list[str]
     digest: str
+    busy: bool
+    """Another run is using the copy, and nothing else here counts."""
 
 
 class Shipped(Message):
@@ -195,7 +198,6 @@ class RankSaid(Message):
 
     type: ClassVar[str] = "rank_said"
     rank: int
-    at_s: float
     record: dict[str, Any]
 
 

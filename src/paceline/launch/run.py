@@ -42,7 +42,7 @@ class Result:
 
 
 def dry_run(options: RunOptions) -> Prepared:
-    """Everything that a run would decide; nothing is copied and nothing started."""
+    """Everything that a run would decide. The agents run for it, but nothing of the project is copied or started."""
     with _signals_into(queue.SimpleQueue()) as inbox, open_hosts(options.hosts, inbox) as hosts:
         return prepare(hosts, options, _run_id(), dry_run=True)
 
@@ -156,7 +156,6 @@ class _Conductor:
         self._attempt = 0
         now = time.monotonic()
         self._started_s = now
-        self._last_heard_s = [now] * len(hosts.hosts)
         self._last_look_s = now
 
     def conduct(self) -> Result:
@@ -194,7 +193,6 @@ class _Conductor:
             case Closed():
                 self._tell(supervisor.HostGone(host=item.host_index, reason=item.reason.message))
             case Received():
-                self._last_heard_s[item.host_index] = item.at_s
                 self._on_message(item.host_index, item.message, item.payload)
 
     def _on_message(self, host: int, message: protocol.Message, payload: bytes) -> None:
@@ -246,10 +244,11 @@ class _Conductor:
 
     def _look_for_silence(self) -> None:
         now = time.monotonic()
-        if now - self._last_look_s > _PAUSE_S:
-            self._last_heard_s = [now] * len(self._last_heard_s)
-        for host, heard_s in enumerate(self._last_heard_s):
-            if now - heard_s > HOST_SILENCE_LIMIT_S:
+        paused = now - self._last_look_s > _PAUSE_S
+        for host, channel in enumerate(self._hosts.channels):
+            if paused:
+                channel.heard_at_s = now
+            if now - channel.heard_at_s > HOST_SILENCE_LIMIT_S:
                 reason = (
                     f"{self._prepared.plan.hosts[host].name} has not been heard for {HOST_SILENCE_LIMIT_S:.0f} s "
                     "(machine down, cable, or network); it ends its ranks by itself"
@@ -271,6 +270,9 @@ class _Conductor:
                 self._start_all(action)
             case supervisor.StopHost():
                 self._hosts.channels[action.host].send(protocol.StopRanks(grace_s=action.grace_s))
+            case supervisor.GiveUp():
+                name = self._prepared.plan.hosts[action.host].name
+                self._screen.say(f"paceline: {name} has not confirmed that all is ended there; its lease will end it")
             case supervisor.Say():
                 self._screen.say(f"paceline: {action.text}")
             case supervisor.Finish():
@@ -291,7 +293,7 @@ class _Conductor:
                 }
                 for env in environments
             ]
-            self._hosts.channels[index].send(protocol.StartRanks(attempt=action.attempt, ranks=ranks))
+            self._hosts.channels[index].send(protocol.StartRanks(ranks=ranks))
 
     def _asked_port(self) -> int:
         asked = self._prepared.plan.hosts[0].env.get("MASTER_PORT", "0")

@@ -116,6 +116,12 @@ class StopHost(Record):
     grace_s: float
 
 
+class GiveUp(Record):
+    """Tell the user that this host did not confirm its end in time; its lease ends what may be left there."""
+
+    host: int
+
+
 class Say(Record):
     """Tell the user."""
 
@@ -128,7 +134,7 @@ class Finish(Record):
     outcome: Outcome
 
 
-Action = PickPort | StartAll | StopHost | Say | Finish
+Action = PickPort | StartAll | StopHost | GiveUp | Say | Finish
 
 
 class Outcome(Record):
@@ -322,8 +328,8 @@ def _on_tick(state: State, now: float) -> Step:
     if state.phase != "stopping" or now < state.stop_until_s:
         return state, []
     late = state.hosts - state.gone_hosts - state.stopped_hosts
-    state = state.replace(gone_hosts=state.gone_hosts | late, restarts_left=0)
-    return _end_if_all_stopped(state, now)
+    state, actions = _end_if_all_stopped(state.replace(gone_hosts=state.gone_hosts | late, restarts_left=0), now)
+    return state, [*(GiveUp(host=host) for host in sorted(late)), *actions]
 
 
 def _fail_if_stuck(state: State, now: float) -> Step:

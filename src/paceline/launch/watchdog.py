@@ -30,6 +30,10 @@ class Watchdog:
         """A rank has been started."""
         os.write(self._fd, f"{pid}\n".encode())
 
+    def remove(self, pid: int) -> None:
+        """A rank has ended and left nothing in its session: the number may be given to somebody else."""
+        os.write(self._fd, f"-{pid}\n".encode())
+
     def dismiss(self) -> None:
         """Nothing is left to be ended."""
         os.write(self._fd, _ALL_IS_WELL)
@@ -52,17 +56,20 @@ def _watch(lease: str, read_fd: int) -> None:
         while data := os.read(0, 4096):
             heard += data
         if not heard.endswith(_ALL_IS_WELL):
-            _sweep(lease, [int(pid) for pid in heard.split()])
+            sessions: set[int] = set()
+            for word in map(int, heard.split()):
+                sessions = sessions | {word} if word > 0 else sessions - {-word}
+            _sweep(lease, sessions)
     finally:
         os._exit(0)
 
 
-def _sweep(lease: str, rank_pids: list[int]) -> None:
-    """A rank's pid names its session for as long as anything lives in it, so it can't have gone to somebody else."""
+def _sweep(lease: str, sessions: set[int]) -> None:
+    """`sessions`: those in which something lived when the agent last looked, so that their numbers are not free."""
     began_s = time.monotonic()
     number = signal.SIGTERM
     while time.monotonic() - began_s < _GIVE_UP_S:
-        remaining = set(find_marked(lease)) | set(find_family(rank_pids, spare=()))
+        remaining = set(find_marked(lease)) | set(find_family(sessions, spare=()))
         if not remaining:
             return
         send_signal(remaining, number)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 
+from paceline.errors import HostError
 from paceline.launch import protocol
 from paceline.launch.facts import Facts
 from paceline.launch.hosts import Hosts
-from paceline.network.candidates import Dial, Nic, list_candidates
+from paceline.network.candidates import Candidate, Dial, Nic, list_candidates
 from paceline.network.interfaces import Interface
 from paceline.network.wires import DIAL_TIMEOUT_S, DialResult, Wire, choose_wires
 
@@ -29,6 +30,10 @@ def find_wires(hosts: Hosts, facts: Sequence[Facts], nic: Nic | None) -> tuple[W
     answers = hosts.ask(
         listens, protocol.Listening, timeout_s=_ANSWER_LIMIT_S, doing="listen on its network interfaces"
     )
+    candidates = [
+        _that_can_listen(hosts.hosts[index].name, of_host, dict(answers[index].failures))
+        for index, of_host in enumerate(candidates)
+    ]
     ports = {index: {str(address): int(port) for address, port in answer.ports} for index, answer in answers.items()}
 
     def dial_all(dials: Sequence[Dial]) -> Iterator[DialResult]:
@@ -49,3 +54,12 @@ def find_wires(hosts: Hosts, facts: Sequence[Facts], nic: Nic | None) -> tuple[W
                 yield DialResult(dial=dial, outcome=outcome, elapsed_ms=elapsed_ms, detail=detail)
 
     return choose_wires(candidates, dial_all)
+
+
+def _that_can_listen(name: str, candidates: Sequence[Candidate], failures: dict[str, str]) -> list[Candidate]:
+    """The candidates of a host whose address could be bound. Raises HostError where that is none."""
+    able = [candidate for candidate in candidates if candidate.address not in failures]
+    if not able:
+        reasons = "; ".join(f"{address}: {reason}" for address, reason in failures.items())
+        raise HostError(f"{name}: nothing can listen on its addresses ({reasons})", hint="try: ip address, there")
+    return able

@@ -32,6 +32,7 @@ _TRACEBACK_LIMIT_CHARS = 20_000
 
 def main() -> None:
     """Run what `sys.argv` names; never returns."""
+    guard.reporting_pid = os.getpid()
     kind, target, *arguments = sys.argv[1:]
     folder = os.getcwd()
     exit_code = 1
