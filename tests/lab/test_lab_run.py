@@ -109,7 +109,7 @@ def test_only_what_changed_travels(lab: Lab, package: str) -> None:
     run(lab, "-H", ALL, "--", "true", cwd=package)
     write(lab, "h1", "shop/data/other.txt", "22")
     (lab.home("h1") / "shop/pack/train.py").unlink()
-    [copy] = lab.home("h2").glob(".local/state/paceline/projects/shop-????????????")
+    [copy] = lab.home("h2").glob(".local/state/paceline/projects/shop-????????????-h2")
     (copy / "made-by-the-run.txt").write_text("stays")
     done = run(lab, "-H", ALL, "--", "ls", "-R", cwd=package)
     assert "1 of 4 files sent to h2, h3, h4" in done.stderr

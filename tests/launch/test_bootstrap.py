@@ -118,6 +118,15 @@ def test_a_channel_that_ends_too_early_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_nobody_else_may_look_into_the_state_folder(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        start_here(tmp_path, first_bytes())
+    finally:
+        os.umask(before)
+    assert (tmp_path / "paceline").stat().st_mode & 0o777 == 0o700
+
+
 def test_a_state_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "paceline").write_text("a file")  # in the way, for root as well
     done = start_here(tmp_path, first_bytes())

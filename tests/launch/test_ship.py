@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import socket
 import subprocess
@@ -14,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import InputError
-from paceline.launch import protocol, ship
-from paceline.launch.receive import ProjectCopy
+from paceline.launch import protocol, receive, ship
+from paceline.launch.receive import CopyInUseError, ProjectCopy
 from paceline.launch.ship import Cargo, find_project, load_package, load_project
 
 GIT = ["git", "-c", "user.name=t", "-c", "user.email=t@t", "-c", "init.defaultBranch=main"]
@@ -25,6 +27,7 @@ GIT = ["git", "-c", "user.name=t", "-c", "user.email=t@t", "-c", "init.defaultBr
 def own_git_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What this machine's user has told git (global ignores, say) is not part of a test."""
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
 
 
@@ -65,7 +68,7 @@ def deliver(tmp_path: Path) -> Callable[[Cargo], tuple[Path, list[str]]]:
 
 
 def send(cargo: Cargo, base: Path) -> tuple[Path, list[str]]:
-    copy = ProjectCopy(str(base), cargo.name)
+    copy = ProjectCopy(str(base), cargo.name, take_another=True)
     try:
         missing = copy.missing([list(entry) for entry in cargo.entries])
         receive_all(copy, ship.pieces(cargo, missing))
@@ -115,6 +118,41 @@ def test_without_git_all_but_caches(project: Path) -> None:
     write(project, {"train.py": "", "data/x": "", ".env": "", **dict.fromkeys(skipped, "")})
     (project / ".git" / "config").unlink()
     assert paths(project) == [".env", "data/x", "train.py"]
+
+
+def test_a_repository_of_another_user_is_not_shipped_without_its_ignores(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git(project, "init")
+    write(project, {".gitignore": ".env", ".env": "secret", "train.py": ""})
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # git's own way to have this without a second user
+    for ask in (lambda: find_project(project, project / "train.py"), lambda: load(project)):
+        with pytest.raises(InputError, match="dubious ownership") as caught:
+            ask()
+        assert caught.value.hint == f"git config --global --add safe.directory {project}"
+
+
+def test_a_broken_repository_is_not_shipped_without_its_ignores(project: Path) -> None:
+    write(project, {".git": "gitdir: /gone/worktrees/x", ".env": "secret"})
+    with pytest.raises(InputError, match="not a git repository: /gone/worktrees/x") as caught:
+        load(project)
+    assert caught.value.hint and caught.value.hint.startswith(f"mend what stops: git -C {project} ls-files")
+
+
+def test_a_git_that_does_not_answer(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, {"bin/git": "#!/bin/sh\nexec /bin/sleep 20\n"})
+    (tmp_path / "bin" / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(ship, "_GIT_LIMIT_S", 0.1)
+    with pytest.raises(InputError, match="no answer within"):
+        load(project)
+
+
+def test_no_git_program_is_no_error(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(project, {"train.py": "", ".git/config": ""})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_project(project, None).root == project
+    assert paths(project) == ["train.py"]
 
 
 def test_submodules_and_inner_repositories_travel(project: Path) -> None:
@@ -221,6 +259,7 @@ def test_a_home_folder_is_no_project(project: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(InputError, match="is no project folder") as caught:
         find_project(project, project / "train.py")
     assert caught.value.hint and "--no-ship" in caught.value.hint
+    (project / "p").mkdir()
     assert find_project(project, project / "p" / "train.py").root == project / "p"
 
 
@@ -317,7 +356,7 @@ def test_a_copy_cut_short_is_completed_the_next_time(
 ) -> None:
     write(project, {"a.py": "1" * 100, "b.py": "2"})
     cargo = load(project)
-    copy = ProjectCopy(str(tmp_path / "host"), cargo.name)
+    copy = ProjectCopy(str(tmp_path / "host"), cargo.name, take_another=False)
     assert copy.missing(cargo.entries) == ["a.py", "b.py"]
     copy.write("a.py", b"1" * 50, last=False)
     copy.close()
@@ -331,7 +370,7 @@ def test_a_file_that_changes_meanwhile_is_noticed(project: Path, tmp_path: Path)
     cargo = load(project)
     write(project, {"a.py": "changed"})
     (project / "b.py").unlink()
-    copy = ProjectCopy(str(tmp_path / "host"), cargo.name)
+    copy = ProjectCopy(str(tmp_path / "host"), cargo.name, take_another=False)
     receive_all(copy, ship.pieces(cargo, copy.missing(cargo.entries)))
     assert copy.digest() != cargo.digest
     copy.close()
@@ -339,7 +378,7 @@ def test_a_file_that_changes_meanwhile_is_noticed(project: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../../x", "a/..", ".."])
 def test_a_path_that_leaves_the_copy_is_refused(tmp_path: Path, path: str) -> None:
-    copy = ProjectCopy(str(tmp_path / "host"), "p")
+    copy = ProjectCopy(str(tmp_path / "host"), "p", take_another=False)
     with pytest.raises(ValueError, match="a path that leaves the project"):
         copy.missing([[path, 0o644, 1, "0" * 64, None]])
     with pytest.raises(ValueError, match="a path that leaves the project"):
@@ -349,19 +388,78 @@ def test_a_path_that_leaves_the_copy_is_refused(tmp_path: Path, path: str) -> No
 
 
 def test_a_second_run_takes_the_next_folder(tmp_path: Path) -> None:
-    copies = [ProjectCopy(str(tmp_path), "p") for _ in range(3)]
+    copies = [ProjectCopy(str(tmp_path), "p", take_another=True) for _ in range(3)]
     assert [Path(copy.folder).name for copy in copies] == ["p", "p.2", "p.3"]
     copies[1].close()
-    again = ProjectCopy(str(tmp_path), "p")
+    again = ProjectCopy(str(tmp_path), "p", take_another=True)
     assert Path(again.folder).name == "p.2"
     for copy in [*copies, again]:
         copy.close()
 
 
+def test_a_copy_in_use_is_left_alone(tmp_path: Path) -> None:
+    first = ProjectCopy(str(tmp_path), "p", take_another=False)
+    with pytest.raises(CopyInUseError):
+        ProjectCopy(str(tmp_path), "p", take_another=False)
+    first.close()
+    ProjectCopy(str(tmp_path), "p", take_another=False).close()
+
+
+def test_there_is_an_end_to_the_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receive, "_MOST_COPIES", 2)
+    copies = [ProjectCopy(str(tmp_path), "p", take_another=True) for _ in range(2)]
+    with pytest.raises(OSError, match="other runs are using all 2 copies"):
+        ProjectCopy(str(tmp_path), "p", take_another=True)
+    for copy in copies:
+        copy.close()
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)  # no such file system can be had here
+    copy = ProjectCopy(str(tmp_path), "p", take_another=True)
+    assert Path(copy.folder).name == "p"
+    copy.close()
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640])
+def test_nobody_else_may_read_a_copy(project: Path, tmp_path: Path, mode: int) -> None:
+    write(project, {"secret": "x" * 10})
+    (project / "secret").chmod(mode)
+    cargo = load(project)
+    before = os.umask(0o022)
+    try:
+        copy = ProjectCopy(str(tmp_path / "projects"), "p", take_another=False)
+        assert (tmp_path / "projects").stat().st_mode & 0o777 == 0o700
+        assert copy.missing(cargo.entries) == ["secret"]
+        part = Path(copy.folder, "secret.paceline-part")
+        part.touch(0o644)  # as an earlier run may have left it
+        copy.write("secret", b"x" * 5, last=False)
+        assert part.stat().st_mode & 0o777 & ~mode == 0
+        copy.write("secret", b"x" * 5, last=True)
+        assert Path(copy.folder, "secret").stat().st_mode & 0o777 == mode
+        copy.close()
+    finally:
+        os.umask(before)
+
+
+def test_a_file_that_cannot_be_read_to_its_end_is_left_to_the_hash(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("x")
+    cargo = load(tmp_path)
+    (tmp_path / "x").unlink()
+    os.symlink("/proc/self/mem", tmp_path / "x")  # it opens, and reading its first page is an I/O error
+    [(message, data)] = ship.pieces(cargo, ["x"])
+    assert message.last_of_all and data == b""
+
+
 def test_a_base_that_is_no_folder_is_an_os_error(tmp_path: Path) -> None:
     write(tmp_path, {"file": ""})
     with pytest.raises(OSError, match="file"):
-        ProjectCopy(str(tmp_path / "file" / "projects"), "p")
+        ProjectCopy(str(tmp_path / "file" / "projects"), "p", take_another=True)
 
 
 def test_a_read_only_folder_is_an_os_error(tmp_path: Path) -> None:
@@ -369,7 +467,7 @@ def test_a_read_only_folder_is_an_os_error(tmp_path: Path) -> None:
         pytest.skip("root may write anywhere")
     tmp_path.chmod(0o555)
     with pytest.raises(PermissionError):
-        ProjectCopy(str(tmp_path / "projects"), "p")
+        ProjectCopy(str(tmp_path / "projects"), "p", take_another=True)
     tmp_path.chmod(0o755)
 
 

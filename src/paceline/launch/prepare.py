@@ -10,15 +10,17 @@ import dataclasses
 import os
 import secrets
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from paceline.cluster.spec import resolve_slots
 from paceline.errors import HostError
 from paceline.launch import protocol, ship
 from paceline.launch.compare import Difference, compare_facts
+from paceline.launch.deliver import IN_USE_LIMIT_S, deliver
 from paceline.launch.environment import HostPlan, RunPlan
 from paceline.launch.facts import Facts
+from paceline.launch.gpus import count_gpus
 from paceline.launch.hosts import Hosts
 from paceline.launch.options import RunOptions
 from paceline.launch.reasons import Place, Reason, explain_choices, summarise_choices
@@ -27,7 +29,6 @@ from paceline.launch.wiring import find_wires
 from paceline.network.wires import Wire
 from paceline.units import format_bytes
 
-SHIP_LIMIT_S = 600.0
 _WORKER = "from paceline.train.worker import main; main()"
 _OFTEN_MEANT = ("NCCL_", "TORCH", "PYTORCH_", "OMP_", "GLOO_", "CUDA_", "HF_", "PYTHONPATH", "LD_LIB")  # fmt: skip
 
@@ -55,16 +56,16 @@ def choose_pythons(options: RunOptions) -> list[str]:
 def prepare(hosts: Hosts, options: RunOptions, run_id: str, *, dry_run: bool) -> Prepared:
     """Open the channels and make everything ready. Raises HostError and InputError."""
     project = _project(options)
-    facts = hosts.open(run_id, choose_pythons(options))
+    facts = hosts.open(run_id, choose_pythons(options), grace_s=options.grace_s)
     names = [host.name for host in options.hosts]
-    choices = [resolve_slots(host, len(fact.gpus)) for host, fact in zip(options.hosts, facts, strict=True)]
+    num_gpus, choices = _choose_slots(options, facts)
     slots = [count for count, _ in choices]
-    differences = compare_facts(names, facts, slots, needs_torch=options.kind != "command")
+    differences = compare_facts(names, facts, slots, num_gpus=num_gpus, needs_torch=options.kind != "command")
     if differences and not options.allow_mismatch:
         raise _mismatch(names, differences)
     wires = find_wires(hosts, facts, options.nic)
-    with _extra_packages(hosts, facts, options, dry_run=dry_run) as extra_folders:
-        places = _place_project(hosts, options, project, facts, dry_run=dry_run)
+    extra_folders = {} if dry_run else _send_packages(hosts, facts, options)
+    places = _place_project(hosts, options, project, facts, dry_run=dry_run)
     plans = tuple(
         HostPlan(
             name=host.name,
@@ -92,6 +93,19 @@ def prepare(hosts: Hosts, options: RunOptions, run_id: str, *, dry_run: bool) ->
     )
 
 
+def _choose_slots(options: RunOptions, facts: Sequence[Facts]) -> tuple[list[int], list[tuple[int, str]]]:
+    """Per host the GPUs that its ranks will see; and the number of ranks, with the reason."""
+    num_gpus: list[int] = []
+    choices: list[tuple[int, str]] = []
+    for host, fact in zip(options.hosts, facts, strict=True):
+        asked = {**dict(options.env), **dict(host.env)}
+        count, why_gpus = count_gpus(fact.gpus, asked=asked, there=fact.visible_gpus, gpus=host.gpus)
+        slots, why = resolve_slots(host, len(fact.gpus) if host.gpus is not None else count)
+        num_gpus.append(count)
+        choices.append((slots, f"{why} ({why_gpus})" if fact.gpus else why))
+    return num_gpus, choices
+
+
 def _project(options: RunOptions) -> ship.Project | None:
     if not options.ship or all(is_this_machine(host) for host in options.hosts):
         return None
@@ -115,7 +129,7 @@ def _place_project(
     if project is None:
         return places
     sharing = _find_sharing(hosts, project.root)
-    away = {index: None for index in range(len(places)) if index not in sharing}
+    away = set(range(len(places))) - sharing
     relative = os.path.relpath(options.script, project.cwd) if options.script is not None else None
     if not options.cwd.is_relative_to(project.root):
         # Hosts that share the script's folder need not share the one where the command was typed.
@@ -127,18 +141,26 @@ def _place_project(
     cargo = ship.load_project(project)
     if dry_run:
         return [
-            Place(cwd="(a copy of the project)", script=relative, num_sent=0, num_files=len(cargo.entries))
+            Place(
+                cwd="(a folder of paceline's there)",
+                script=relative,
+                num_sent=0,
+                num_files=len(cargo.entries),
+                copy_of=project.reason,
+            )
             if index in away
             else places[index]
             for index in range(len(places))
         ]
     _check_room(hosts, facts, cargo, away)
-    for index, (folder, num_sent) in _send_cargo(hosts, cargo, away).items():
+    for index, delivery in deliver(hosts, cargo, sorted(away), in_use_limit_s=IN_USE_LIMIT_S).items():
         places[index] = Place(
-            cwd=os.path.normpath(os.path.join(folder, project.cwd_below_root)),
+            cwd=os.path.normpath(os.path.join(delivery.folder, project.cwd_below_root)),
             script=relative,
-            num_sent=num_sent,
+            num_sent=delivery.num_sent,
             num_files=len(cargo.entries),
+            copy_of=project.reason,
+            is_spare=delivery.is_spare,
             left_behind=cargo.left_behind,
         )
     return places
@@ -164,8 +186,8 @@ def _find_sharing(hosts: Hosts, folder: Path) -> set[int]:
     return {index for index, answer in answers.items() if answer.found}
 
 
-def _check_room(hosts: Hosts, facts: Sequence[Facts], cargo: ship.Cargo, away: Mapping[int, None]) -> None:
-    for index in away:
+def _check_room(hosts: Hosts, facts: Sequence[Facts], cargo: ship.Cargo, away: Collection[int]) -> None:
+    for index in sorted(away):
         if facts[index].free_bytes < cargo.num_bytes:
             raise HostError(
                 f"{hosts.hosts[index].name}: {format_bytes(facts[index].free_bytes)} free in "
@@ -174,44 +196,15 @@ def _check_room(hosts: Hosts, facts: Sequence[Facts], cargo: ship.Cargo, away: M
             )
 
 
-def _send_cargo(hosts: Hosts, cargo: ship.Cargo, away: Mapping[int, None]) -> dict[int, tuple[str, int]]:
-    """Bring these hosts up to date; the folder and the number of files sent, per host. Raises HostError."""
-    offer = protocol.OfferFiles(project=cargo.name, entries=[list(entry) for entry in cargo.entries])
-    answers = hosts.ask(
-        dict.fromkeys(away, offer),
-        protocol.MissingFiles,
-        timeout_s=SHIP_LIMIT_S,
-        doing="compare the project's files",
-    )
-    incomplete = {index: answer for index, answer in answers.items() if answer.paths}
-    for index, answer in incomplete.items():
-        for message, data in ship.pieces(cargo, answer.paths):
-            hosts.channels[index].send(message, data)
-    shipped = hosts.gather(protocol.Shipped, incomplete, timeout_s=SHIP_LIMIT_S, doing="write the project's files")
-    placed: dict[int, tuple[str, int]] = {}
-    for index, answer in answers.items():
-        digest = shipped[index].digest if index in shipped else answer.digest
-        if digest != cargo.digest:
-            raise HostError(
-                f"{hosts.hosts[index].name}: the copy of {cargo.root} in {answer.folder} is not the same as here",
-                hint="was a file changed while it was copied? start again",
-            )
-        placed[index] = (answer.folder, len(answer.paths))
-    return placed
-
-
-@contextlib.contextmanager
-def _extra_packages(
-    hosts: Hosts, facts: Sequence[Facts], options: RunOptions, *, dry_run: bool
-) -> Generator[dict[int, tuple[str, ...]]]:
+def _send_packages(hosts: Hosts, facts: Sequence[Facts], options: RunOptions) -> dict[int, tuple[str, ...]]:
     """Checkpoints need safetensors: a host that lacks it gets this machine's, where the processor is the same."""
     here = os.uname().machine
-    lacking = {index: None for index, fact in enumerate(facts) if not fact.has_safetensors and fact.machine == here}
-    cargo = ship.load_package("safetensors") if lacking and options.kind != "command" and not dry_run else None
+    lacking = [index for index, fact in enumerate(facts) if not fact.has_safetensors and fact.machine == here]
+    cargo = ship.load_package("safetensors") if lacking and options.kind != "command" else None
     if cargo is None:
-        yield {}
-        return
-    yield {index: (folder,) for index, (folder, _) in _send_cargo(hosts, cargo, lacking).items()}
+        return {}
+    # Nothing is written beside a package: any copy will do, and none is waited for.
+    return {index: (delivery.folder,) for index, delivery in deliver(hosts, cargo, lacking, in_use_limit_s=0).items()}
 
 
 def _mismatch(names: Sequence[str], differences: Sequence[Difference]) -> HostError:

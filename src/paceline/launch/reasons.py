@@ -31,6 +31,10 @@ class Place:
     num_files: int
     left_behind: tuple[str, ...] = ()
     """What git ignores, and so was not sent."""
+    copy_of: str = ""
+    """Which folder of the user's was copied, and what it is."""
+    is_spare: bool = False
+    """Another run is using the host's first copy."""
 
 
 def explain_choices(
@@ -44,7 +48,7 @@ def explain_choices(
         yield Reason(what=f"slots on {host.name}", why=f"{host.slots}: {slots_why[index]}")
         yield Reason(what=f"wire of {host.name}", why=wires[index].reason)
         yield Reason(what=f"threads on {host.name}", why=f"OMP_NUM_THREADS={threads}: {threads_why}")
-        where = "works in place, in" if place.num_sent is None else "has a copy of it, in"
+        where = "works in place, in" if place.num_sent is None else f"has a copy of {place.copy_of}, in"
         yield Reason(what=f"project on {host.name}", why=f"{where} {place.cwd}")
 
 
@@ -67,6 +71,9 @@ def summarise_choices(
             more = f" and {len(left) - _MOST_NAMES} more" if len(left) > _MOST_NAMES else ""
             text = f"{', '.join(left[:_MOST_NAMES])}{more}, as git ignores it; or say --no-ship"
             yield Reason(what="not sent", why=text)
+        if spare := ", ".join(name for name, place in copies if place.is_spare):
+            text = f"{spare}, as another run is using the first; what runs wrote there (checkpoints) is not in this one"
+            yield Reason(what="second copy", why=text)
     if unsent_names:
         text = f"{', '.join(unsent_names)}; say --env NAME for each that the ranks there need"
         yield Reason(what="not sent to other hosts", why=text)

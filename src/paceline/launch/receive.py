@@ -1,19 +1,21 @@
 """The host's copy of the user's project: what is there, what is missing, and putting it in place.
 
 One folder per project and host, kept between runs, so that only what changed travels and what a script writes beside
-its code (checkpoints, say) is still there for the next run. A folder that another run is using is left alone and the
-next one is taken. Standard library only: this module runs on every host.
+its code (checkpoints, say) is still there for the next run. A folder that another run is using is left alone, and the
+next one is taken if the driver says so. Only the user may look into any of them, as the project may lie in a private
+folder. Standard library only: this module runs on every host.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 Entry = Sequence[Any]
 """[path, mode, size, sha256, link target]: the path is relative, with forward slashes; a link has no sha256."""
@@ -34,15 +36,22 @@ def file_sha256(path: str) -> str:
     return digest.hexdigest()
 
 
-class ProjectCopy:
-    """The copy of one project on this host, locked for one run."""
+_MOST_COPIES = 100
 
-    def __init__(self, base: str, project: str) -> None:
-        os.makedirs(base, exist_ok=True)
-        self.folder, self._lock = _lock_a_folder(base, project)
+
+class CopyInUseError(Exception):
+    """Another run is using the copy."""
+
+
+class ProjectCopy:
+    """The copy of one project on this host, locked for one run. Raises CopyInUseError, or OSError."""
+
+    def __init__(self, base: str, project: str, *, take_another: bool) -> None:
+        os.makedirs(base, mode=0o700, exist_ok=True)
+        self.folder, self._lock = _lock_a_folder(base, project, _MOST_COPIES if take_another else 1)
         self._index_path = self.folder + ".json"
-        self._entries: Sequence[Entry] = ()
-        self._writing: tuple[str, Any] | None = None
+        self._entries: dict[str, Entry] = {}
+        self._writing: tuple[str, BinaryIO] | None = None
 
     def close(self) -> None:
         """Let other runs use the folder."""
@@ -52,13 +61,12 @@ class ProjectCopy:
 
     def missing(self, entries: Sequence[Entry]) -> list[str]:
         """Remove what an earlier run put here and the project no longer has; the paths that must be sent."""
-        self._entries = entries
-        wanted = {entry[0] for entry in entries}
-        for path in self._earlier_paths() - wanted:
+        self._entries = {entry[0]: entry for entry in entries}
+        for path in self._earlier_paths() - self._entries.keys():
             self._remove(path)
         # Written before the files are, so that the next run knows what a run that ended half-way put here.
         with open(self._index_path, "w", encoding="utf-8") as file:
-            json.dump(sorted(wanted), file)
+            json.dump(sorted(self._entries), file)
         return [entry[0] for entry in entries if not self._place_without_data(entry)]
 
     def write(self, path: str, data: bytes, *, last: bool) -> None:
@@ -66,21 +74,21 @@ class ProjectCopy:
         if self._writing is None or self._writing[0] != path:
             target = self._inside(path)
             self._make_folder(os.path.dirname(target))
-            self._writing = (path, open(target + ".paceline-part", "wb"))  # noqa: SIM115  # open until the last piece
+            self._writing = (path, _open_part(target + ".paceline-part", self._entries[path][1]))
         file = self._writing[1]
         file.write(data)
         if last:
             file.close()
             self._writing = None
-            entry = next(entry for entry in self._entries if entry[0] == path)
-            os.chmod(file.name, entry[1])
-            _make_way(self._inside(path))
-            os.replace(file.name, self._inside(path))
+            part, target = self._inside(path) + ".paceline-part", self._inside(path)
+            os.chmod(part, self._entries[path][1])
+            _make_way(target)
+            os.replace(part, target)
 
     def digest(self) -> str:
         """The hash of what now lies on the disk, read again."""
         found: list[Entry] = []
-        for path, mode, size, _, link in self._entries:
+        for path, mode, size, _, link in self._entries.values():
             target = self._inside(path)
             if link is not None:
                 found.append((path, mode, size, None, os.readlink(target)))
@@ -146,17 +154,31 @@ def _make_way(target: str) -> None:
         os.rmdir(target)
 
 
-def _lock_a_folder(base: str, project: str) -> tuple[str, Any]:
-    """`base/project`, or the first of `project.2`, `project.3` ... that no other run holds."""
-    number = 1
-    while True:
+def _open_part(path: str, mode: int) -> BinaryIO:
+    """A new file that nobody may read, not even for a moment, who may not read it in the end."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & 0o777), "wb")
+
+
+def _lock_a_folder(base: str, project: str, most: int) -> tuple[str, Any]:
+    """`base/project`, or the first of `project.2`, `project.3` ... that no other run holds; at most so many.
+
+    On a file system without locks the first is taken unlocked: two runs of a project on one host at the same time are
+    rare, and a home folder that can't lock is not. Raises CopyInUseError, or OSError where even the last is taken.
+    """
+    for number in range(1, most + 1):
         folder = os.path.join(base, project if number == 1 else f"{project}.{number}")
         lock = open(folder + ".lock", "w", encoding="utf-8")  # noqa: SIM115  # held as long as the run
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             lock.close()
-            number += 1
             continue
+        except OSError:
+            pass  # no locks here
         os.makedirs(folder, exist_ok=True)
         return folder, lock
+    if most == 1:
+        raise CopyInUseError
+    raise OSError(errno.EBUSY, f"other runs are using all {most} copies of the project", os.path.join(base, project))

@@ -11,6 +11,7 @@ import importlib.util
 import io
 import os
 import secrets
+import shlex
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from paceline.units import format_bytes
 
 SHIP_LIMIT_BYTES = 1 << 30
 """More than this is no code: data must be on the hosts already, or be ignored by git."""
+_GIT_LIMIT_S = 60.0
 _SKIPPED_FOLDERS = {"__pycache__", ".git", ".hg", ".venv", "venv", "node_modules", ".ruff_cache", ".tox"}  # fmt: skip
 
 
@@ -65,11 +67,11 @@ def find_project(cwd: Path, script: Path | None) -> Project:
     script = None if script is None else Path(os.path.normpath(script))  # `../train.py` lies outside, not inside
     top = _git_top(cwd)
     if top is not None and (script is None or script.is_relative_to(top)):
-        return Project(root=top, cwd=cwd, reason=f"git repository {top}")
+        return Project(root=top, cwd=cwd, reason=f"the git repository {top}")
     if script is not None:
         top = _git_top(script.parent)
         if top is not None and not cwd.is_relative_to(top):
-            return Project(root=top, cwd=script.parent, reason=f"git repository of the script, {top}")
+            return Project(root=top, cwd=script.parent, reason=f"the git repository of the script, {top}")
     if (script is None or script.is_relative_to(cwd)) and not _is_no_project(cwd):
         return Project(root=cwd, cwd=cwd, reason=f"the folder {cwd}")
     if script is not None and not _is_no_project(script.parent):
@@ -86,17 +88,37 @@ def _is_no_project(folder: Path) -> bool:
 
 def _git_top(folder: Path) -> Path | None:
     """The repository that the folder lies in; one that is a whole home folder (dotfiles) is no project."""
+    top = os.fsdecode(_git(folder, "rev-parse", "--show-toplevel") or b"").removesuffix("\n")
+    return Path(top) if top and not _is_no_project(Path(top)) else None
+
+
+def _git(folder: Path, *words: str) -> bytes | None:
+    """What git prints; None without git, or outside of any repository.
+
+    Raises InputError when git fails otherwise: going on without it would ship what it is told to ignore.
+    """
+    command = ["git", "-C", str(folder), *words]
     try:
-        answer = subprocess.run(
-            ["git", "-C", str(folder), "rev-parse", "--show-toplevel"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        # Its words in English, as one answer is told from the others by them.
+        done = subprocess.run(command, capture_output=True, timeout=_GIT_LIMIT_S, env={**os.environ, "LC_ALL": "C"})
+    except FileNotFoundError:
         return None
-    top = answer.stdout.removesuffix("\n")
-    return Path(top) if answer.returncode == 0 and top and not _is_no_project(Path(top)) else None
+    except subprocess.TimeoutExpired:
+        said = f"no answer within {_GIT_LIMIT_S:.0f} s"
+    except OSError as error:
+        said = str(error)
+    else:
+        said = done.stderr.decode(errors="replace").strip()
+        if done.returncode == 0:
+            return done.stdout
+        # With a path instead of "(or any ...)" there is a repository, and it is broken.
+        if "not a git repository (or any" in said:
+            return None
+    remedies = [line.strip() for line in said.splitlines() if line.strip().startswith("git config ")]
+    raise InputError(
+        f"git can't say which files belong to {folder}: {' '.join(said.split())}",
+        hint=remedies[0] if remedies else f"mend what stops: {shlex.join(command)}",
+    )
 
 
 def load_project(project: Project) -> Cargo:
@@ -134,16 +156,9 @@ def load_package(name: str) -> Cargo | None:
 
 def _list_files(root: Path) -> list[str]:
     """Relative paths: what git tracks or does not ignore; without git all but caches."""
-    try:
-        listed = subprocess.run(
-            ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-            capture_output=True,
-            timeout=60,
-        )
-        if listed.returncode == 0:
-            return sorted(set(_with_inner_repositories(root, listed.stdout)))
-    except (OSError, subprocess.TimeoutExpired):
-        pass  # no git here: walk
+    listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    if listed is not None:
+        return sorted(set(_with_inner_repositories(root, listed)))
     paths: list[str] = []
     for folder, subfolders, files in os.walk(root):
         subfolders[:] = sorted(set(subfolders) - _SKIPPED_FOLDERS)
@@ -154,11 +169,7 @@ def _list_files(root: Path) -> list[str]:
 
 def _list_ignored(root: Path) -> list[str]:
     """Files, and folders as a whole, that git ignores; without caches, environments and compiled files."""
-    command = ["git", "-C", str(root), "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory"]
-    try:
-        listed = subprocess.run(command, capture_output=True, timeout=60).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return []
+    listed = _git(root, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory") or b""
     paths = sorted(os.fsdecode(path) for path in listed.split(b"\0") if path)
     return [
         path
@@ -223,13 +234,16 @@ def _too_large(root: Path) -> InputError:
 
 
 def pieces(cargo: Cargo, missing: list[str]) -> Iterator[tuple[protocol.FileData, bytes]]:
-    """The content of the missing files as messages, in order. A file that has just gone is sent as empty."""
+    """The content of the missing files as messages, in order. A file that has just gone is sent as empty.
+
+    What can't be read is left out, and the hash of the copy tells: nothing is raised here.
+    """
     for number, path in enumerate(missing):
         last_file = number == len(missing) - 1
         with _open_or_empty(cargo.root / path) as file:
-            data = file.read(protocol.MAX_PAYLOAD_BYTES)
+            data = _read_or_end(file)
             while True:
-                following = file.read(protocol.MAX_PAYLOAD_BYTES)
+                following = _read_or_end(file)
                 last = not following
                 message = protocol.FileData(
                     project=cargo.name, path=path, last_of_file=last, last_of_all=last and last_file
@@ -245,6 +259,13 @@ def _open_or_empty(path: Path) -> BinaryIO:
         return open(path, "rb")
     except OSError:
         return io.BytesIO()
+
+
+def _read_or_end(file: BinaryIO) -> bytes:
+    try:
+        return file.read(protocol.MAX_PAYLOAD_BYTES)
+    except OSError:
+        return b""
 
 
 def write_token(root: Path) -> tuple[Path, str] | None:

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from paceline.cluster.spec import Host
 from paceline.errors import HostError
@@ -86,10 +86,12 @@ class Channel:
         self.index = index
         self.host = host
         self._inbox = inbox
-        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[bytes | Iterator[bytes] | None] = queue.SimpleQueue()
         self._noise = bytearray()
         self._errors = bytearray()
         self._heard = False
+        self.heard_at_s = time.monotonic()
+        """When the host was last heard; while its messages wait for a busy driver it counts as heard."""
         self._closing = threading.Event()
         # A session of its own: Ctrl-C in the terminal is for the driver, which ends the run in good order.
         self._process = subprocess.Popen(
@@ -113,6 +115,13 @@ class Channel:
     def send_bytes(self, data: bytes) -> None:
         """Queue raw bytes; never blocks."""
         self._outbox.put(data)
+
+    def send_pieces(self, pieces: Iterator[bytes]) -> None:
+        """Queue bytes that are fetched one by one as the channel takes them, and no more once it closes.
+
+        Each piece is a whole message, and fetching it raises nothing: it happens in the channel's own thread.
+        """
+        self._outbox.put(pieces)
 
     @property
     def waiting(self) -> int:
@@ -141,12 +150,17 @@ class Channel:
         stdin = self._process.stdin
         assert stdin is not None
         try:
-            while (data := self._outbox.get()) is not None:
-                stdin.write(data)
-                stdin.flush()
+            while (queued := self._outbox.get()) is not None:
+                for data in (queued,) if isinstance(queued, bytes) else self._until_closing(queued):
+                    stdin.write(data)
+                    stdin.flush()
             stdin.close()
         except OSError:
             return  # the reader notices the end, and says why
+
+    def _until_closing(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        while not self._closing.is_set() and (piece := next(pieces, None)) is not None:
+            yield piece
 
     def _read(self) -> None:
         stdout = self._process.stdout
@@ -154,8 +168,9 @@ class Channel:
         decoder = protocol.Decoder()
         try:
             while data := os.read(stdout.fileno(), 1 << 18):
+                self.heard_at_s = time.monotonic()
                 while self._inbox.qsize() > _INBOX_LIMIT and not self._closing.wait(0.005):
-                    pass
+                    self.heard_at_s = time.monotonic()
                 if not self._heard:
                     data = self._skip_noise(data)
                 for message, payload in decoder.feed(data) if self._heard else ():
