@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import json
@@ -147,6 +148,17 @@ def test_a_second_writer_is_refused(folder: pathlib.Path) -> None:
         with pytest.raises(CheckpointError, match="another process is writing a checkpoint into"):
             save(folder, snapshot(3), step=3, keep=2)
     assert len(newest_first(folder)) == 2
+
+
+def test_a_file_system_without_locks_costs_no_checkpoint(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)  # no such file system can be had here
+    open_before = len(os.listdir("/proc/self/fd"))
+    save(folder, snapshot(3), step=3, keep=3)
+    assert len(newest_first(folder)) == 3
+    assert len(os.listdir("/proc/self/fd")) == open_before
 
 
 def test_another_model_is_refused_by_the_names_that_differ() -> None:

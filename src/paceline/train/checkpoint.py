@@ -164,16 +164,20 @@ def require_same_shapes(expected: dict[str, torch.Tensor], found: dict[str, torc
 
 @contextlib.contextmanager
 def _sole_writer(folder: Path) -> Iterator[None]:
-    """Holds the folder's lock; the kernel drops it when the process dies, however it dies."""
+    """Holds the folder's lock; the kernel drops it when the process dies, however it dies.
+
+    On a file system without locks there is none: it guards against a mistake, and a checkpoint is worth more.
+    """
     descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise CheckpointError(
-            f"another process is writing a checkpoint into {folder}", hint="give each run a folder of its own"
-        ) from None
-    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CheckpointError(
+                f"another process is writing a checkpoint into {folder}", hint="give each run a folder of its own"
+            ) from None
+        except OSError:
+            pass  # no locks here
         yield
     finally:
         os.close(descriptor)
