@@ -66,7 +66,8 @@ def summarise_choices(
     if copies:
         sent = _grouped((name, f"{place.num_sent} of {place.num_files} files sent") for name, place in copies)
         text = "; ".join(f"{count} to {names}" for count, names in sent)
-        yield Reason(what="project", why=f"{text}, in {copies[0][1].cwd}")
+        where = ", in" if len(copies) == 1 else f"; on {copies[0][0]} in"
+        yield Reason(what="project", why=f"{text}{where} {copies[0][1].cwd}")
         if left := copies[0][1].left_behind:
             more = f" and {len(left) - _MOST_NAMES} more" if len(left) > _MOST_NAMES else ""
             text = f"{', '.join(left[:_MOST_NAMES])}{more}, as git ignores it; or say --no-ship"
