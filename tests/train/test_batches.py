@@ -100,6 +100,20 @@ def test_a_resumed_epoch_goes_on_where_it_stood(taken: int, new_world_size: int,
     assert resumed[0].epoch == 1 and resumed[0].position == 0
 
 
+def test_samples_too_few_for_more_ranks_are_dropped_and_rank_0_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    for position, said in (
+        (7, "paceline: dropped from epoch 4: the 3 samples that are left of it can't be shared out to 4 ranks\n"),
+        (6, ""),
+        (10, ""),
+    ):
+        for rank in (1, 0):
+            batches = make(Numbers(10), 2, rank=rank, world_size=4)
+            assert capsys.readouterr().out == ""
+            batches.load_state_dict({"epoch": 4, "position": position, "num_samples": 10})
+        assert capsys.readouterr().out == said
+        assert len(list(batches)) == (position == 6) and batches.epoch == 5
+
+
 def test_position_counts_what_was_handed_out_and_not_what_workers_read_ahead() -> None:
     batches = make(Numbers(40), 2, num_workers=2)
     for count, _ in enumerate(batches, 1):

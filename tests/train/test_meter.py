@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.events import Event, Progress
 from paceline.train.meter import Meter
-from paceline.train.values import agree, pack, unpack
+from paceline.train.values import agree, pack, pack_failure, unpack
 
 
 def test_progress_is_told_about_once_a_second() -> None:
@@ -45,3 +45,7 @@ def test_ranks_agree_exactly_when_names_and_step_do() -> None:
     for other in (pack(3, {"b": 1.0}, weight=1, samples=1), pack(4, {"b": 1.0, "a": 2.0}, weight=1, samples=1)):
         mixed = [sum(column) for column in zip(*same[1:], other, strict=True)]
         assert not agree(mixed, 1000)
+    for num_failed in (1, 999, 1000):
+        mixed = [sum(column) for column in zip(*same[num_failed:], *[pack_failure()] * num_failed, strict=True)]
+        assert not agree(mixed, 1000)
+    assert not agree(pack_failure(), 1)

@@ -261,6 +261,73 @@ def test_what_fails_on_rank_0_is_raised_on_all(two_ranks: RankPool, tmp_path: pa
                 raise result.error
 
 
+def sparse_buffer(folder: str) -> None:
+    """A buffer that safetensors can't write: no error of ours."""
+    run = paceline.init(timeout_s=LIMIT_S)
+    model = torch.nn.Linear(2, 1)
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model.register_buffer("mask", torch.eye(2).to_sparse())
+    run.checkpoint(folder, step=1)
+
+
+def unreadable_on_rank_0(folder: str) -> None:
+    """What `resume` reads is whole, and then something unforeseen is raised."""
+    run, _, _ = begin()
+    if run.rank == 0:
+        run._parts.model.state_dict = lambda: [][1]
+    run.resume(folder)
+
+
+def test_an_unforeseen_error_on_rank_0_is_told_to_all(two_ranks: RankPool, tmp_path: pathlib.Path) -> None:
+    two_ranks.run(go_on, str(tmp_path / "good"), "fp32", 1, 1)
+    for function, text in (
+        (sparse_buffer, "run.checkpoint failed on rank 0: [A-Z][A-Za-z]+Error: "),
+        (unreadable_on_rank_0, "run.resume failed on rank 0: IndexError: list index out of range"),
+    ):
+        on_0, on_1 = two_ranks.call(function, str(tmp_path / "good"), limit_s=LIMIT_S / 2)
+        for result in (on_0, on_1):
+            with pytest.raises(CheckpointError, match=text):
+                raise result.error
+        assert "was the direct cause" in on_0.text, "the traceback of the cause is lost"
+    assert sorted(path.name for path in (tmp_path / "good").iterdir()) == [".lock", "000001-step-1"]
+
+
+def fail_on_rank_1(where: str, folder: str) -> None:
+    is_1 = os.environ["RANK"] == "1"
+    run = paceline.init(timeout_s=LIMIT_S, precision="fp64" if is_1 and where == "init" else "fp32")
+    if where == "batches":
+        run.batches(range(1 if is_1 else 9), 1)
+    if where == "log":
+        run.log(step=1, loss=torch.ones(2 if is_1 else 1))
+    model = torch.nn.Linear(2, 1)
+    model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    run.checkpoint(folder, step=-1 if is_1 and where == "checkpoint" else 1)
+    if is_1:
+        optimizer.load_state_dict = lambda _: {}["gone"]
+    run.resume(folder)
+
+
+@pytest.mark.parametrize(
+    ("where", "error", "text"),
+    [
+        ("init", InputError, "InputError: precision 'fp64' is not known"),
+        ("batches", InputError, "InputError: the data set has 1 samples for 2 ranks"),
+        ("log", RuntimeError, "RuntimeError: a Tensor with 2 elements cannot be converted to Scalar"),
+        ("checkpoint", InputError, "InputError: run.checkpoint got step=-1"),
+        ("resume", KeyError, "KeyError: 'gone'"),
+    ],
+)
+def test_when_one_rank_fails_the_others_do_not_wait(
+    where: str, error: type[Exception], text: str, two_ranks: RankPool, tmp_path: pathlib.Path
+) -> None:
+    on_0, on_1 = two_ranks.call(fail_on_rank_1, where, str(tmp_path), limit_s=LIMIT_S / 2)
+    assert isinstance(on_1.error, error), on_1.text
+    assert isinstance(on_0.error, WorldError), on_0.text
+    call = "paceline.init" if where == "init" else f"run.{where}"
+    assert on_0.error.message.startswith(f"{call} failed on rank 1: " if where != "log" else "run.log failed on rank 1")
+    assert text in on_0.error.message
+
+
 def log_losses() -> list[Any]:
     run = paceline.init(timeout_s=LIMIT_S)
     output = io.StringIO()

@@ -145,8 +145,9 @@ class Batches:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continues where `state` was taken, also with another number of ranks or another batch size.
 
-        Raises CheckpointError when the data set has changed its size and the state is in the middle of an
-        epoch.
+        With more ranks, fewer samples than ranks may be left of the epoch. They can't be shared out and are
+        dropped; rank 0 prints how many. Raises CheckpointError when the data set has changed its size and the
+        state is in the middle of an epoch.
         """
         if state["position"] and state["num_samples"] != self.num_samples:
             raise CheckpointError(
@@ -155,10 +156,15 @@ class Batches:
                 hint="resume with the same data, or with a checkpoint written at the end of an epoch",
             )
         self.epoch, self.position = state["epoch"], state["position"]
+        num_left = self.num_samples - self.position
+        if 0 < num_left < self._share.world_size and self._share.rank == 0:
+            print(
+                f"paceline: dropped from epoch {self.epoch}: the {num_left} samples that are left of it can't be "
+                f"shared out to {self._share.world_size} ranks",
+                flush=True,
+            )
 
     def _step_sizes(self) -> list[int]:
-        # Fewer samples left than ranks (only after a resume with more ranks): they can't be shared out, and
-        # are left.
         return step_sizes(self.num_samples - self.position, self._share.world_size, self.batch_size)
 
     def _order(self) -> torch.Tensor:

@@ -41,8 +41,9 @@ def init(*, precision: str = "fp32", timeout_s: float = _TIMEOUT_S, seed: int = 
 
     precision   "fp32", "bf16" or "fp16": what `run.autocast()` computes in; weights stay as they are
     timeout_s   seconds after which a rank that waits for another gives up
-    seed        of everything random: weights are drawn alike on all ranks; data order, augmentation and
-                dropout depend on seed and rank
+    seed        of PyTorch, `random` and `run.batches`: weights are drawn alike on all ranks; data order,
+                augmentation and dropout depend on seed and rank. numpy's global generator is seeded too
+                where numpy is imported before this call; seed a `numpy.random.Generator` yourself
 
     Raises InputError when PyTorch is missing or too old, or the launcher's variables can't be used;
     WorldError when the ranks don't meet within `timeout_s`.
@@ -56,7 +57,7 @@ def init(*, precision: str = "fp32", timeout_s: float = _TIMEOUT_S, seed: int = 
         raise InputError(f"timeout_s is {timeout_s}; expected seconds above 0")
     place = detect_place(os.environ)
     world = connect(place, timeout_s=timeout_s)
-    run = Run(world=world, precision=precision, seed=seed)
+    run = world.on_each_rank("paceline.init", lambda: Run(world=world, precision=precision, seed=seed))
     hosts = [name.decode() for name in world.gather_bytes((place.host or socket.gethostname()).encode())]
     world.require_same("paceline.init", f"precision={precision} seed={seed} device={world.device.type}")
     if place.rank == 0:
@@ -136,16 +137,20 @@ class Run:
         num_workers  processes per rank that read ahead
 
         Raises InputError for a data set without a length, or with fewer samples than ranks; WorldError when
-        the ranks pass data sets of different lengths.
+        the ranks pass data sets of different lengths, or another rank failed here.
         """
-        batches = Batches(
-            dataset,
-            batch_size,
-            share=Share(rank=self.rank, world_size=self.world_size, seed=self._seed, device=self.device),
-            in_hand=self._in_hand,
-            shuffle=shuffle,
-            collate_fn=collate_fn,
-            num_workers=num_workers,
+        share = Share(rank=self.rank, world_size=self.world_size, seed=self._seed, device=self.device)
+        batches = self._world.on_each_rank(
+            "run.batches",
+            lambda: Batches(
+                dataset,
+                batch_size,
+                share=share,
+                in_hand=self._in_hand,
+                shuffle=shuffle,
+                collate_fn=collate_fn,
+                num_workers=num_workers,
+            ),
         )
         self._world.require_same(
             "run.batches", f"{batches.num_samples} samples, batch_size={batch_size}, shuffle={shuffle}"
@@ -193,18 +198,22 @@ class Run:
                  over batches. For the mean loss of an evaluation, the samples that this rank evaluated.
 
         One small all-reduce: every rank must call it. Raises WorldError on all ranks when they pass different
-        steps or names.
+        steps or names. A rank whose values can't be logged raises its own error, the others a WorldError.
         """
         counts = self._in_hand.counts
         if weight is None:
             weight = 1.0 if counts is None else counts.local
         samples, seconds = self._meter.take_logged()
-        row = values.pack(
-            step, {name: _to_float(value) for name, value in named.items()}, weight=weight, samples=samples
-        )
+        failure: Exception | None = None
+        try:
+            floats = {name: _to_float(value) for name, value in named.items()}
+            row = values.pack(step, floats, weight=weight, samples=samples)
+        except Exception as error:  # noqa: BLE001  # raised below: the others are waiting in the sum
+            failure, row = error, values.pack_failure()
         total = self._world.sum(row)
         if not values.agree(total, self.world_size):
-            raise values.disagreement(self._world.gather_bytes, step, sorted(named))
+            disagreement = values.disagreement(self._world.gather_bytes, step, sorted(named), failure)
+            raise failure or disagreement
         means, all_samples = values.unpack(total, list(named))
         if self.rank == 0:
             print(_log_line(step, means, all_samples, seconds), flush=True)
@@ -221,9 +230,13 @@ class Run:
         Raises CheckpointError on every rank when it can't be written; earlier checkpoints are then untouched.
         """
         parts = self._prepared("run.checkpoint")
-        if step < 0 or keep < 1:
-            raise InputError(f"run.checkpoint got step={step}, keep={keep}; expected step >= 0 and keep >= 1")
-        rng = self._world.gather_bytes(json.dumps(seeds.capture(self.device)).encode())
+
+        def prepare() -> bytes:
+            if step < 0 or keep < 1:
+                raise InputError(f"run.checkpoint got step={step}, keep={keep}; expected step >= 0 and keep >= 1")
+            return json.dumps(seeds.capture(self.device)).encode()
+
+        rng = self._world.gather_bytes(self._world.on_each_rank("run.checkpoint", prepare))
 
         def write() -> bytes:
             snapshot = saving.take(parts, step=step, extra=extra, rng=[json.loads(part) for part in rng])
@@ -232,7 +245,7 @@ class Run:
             events.emit(events.CheckpointSaved(step=step, path=str(path), num_bytes=saved.num_bytes))
             return str(path).encode()
 
-        return Path(self._world.on_rank_0(write).decode())
+        return Path(self._world.on_rank_0("run.checkpoint", write).decode())
 
     def resume(self, folder: str | Path) -> Resumed | None:
         """Continues from the newest whole checkpoint in `folder`; None when there is none. After
@@ -260,11 +273,13 @@ class Run:
             checkpoint.require_same_shapes(parts.model.state_dict(), found.model, path)
             return str(path).encode()
 
-        if not self._world.on_rank_0(read):
+        if not self._world.on_rank_0("run.resume", read):
             return None
         snapshot = saving.share(self._world, found)
         self._waiting_states = snapshot.state["batches"][len(self._batches) :]
-        return saving.put_back(parts, snapshot, rank=self.rank, device=self.device)
+        return self._world.on_each_rank(
+            "run.resume", lambda: saving.put_back(parts, snapshot, rank=self.rank, device=self.device)
+        )
 
     def _prepared(self, asked: str) -> Parts:
         if self._parts is None:
@@ -284,10 +299,11 @@ def _averaging_hook(meter: Meter, world_size: int) -> Callable[..., Any]:
     which leaves out a rank's own part (Patarasuk and Yuan, 2009).
     """
 
-    def average(_state, bucket):  # type: ignore[no-untyped-def]  # PyTorch compares the annotations as objects
+    def average(_state, bucket):  # without annotations, which PyTorch would compare as objects
         gradients = bucket.buffer()
         meter.bucket_ready(2 * (world_size - 1) / world_size * gradients.numel() * gradients.element_size())
         work = dist.all_reduce(gradients.div_(world_size), async_op=True)
+        assert work is not None  # it is None on a rank outside of the group
         return work.get_future().then(lambda future: future.value()[0])
 
     return average

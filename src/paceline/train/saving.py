@@ -78,12 +78,15 @@ def share(world: World, snapshot: Snapshot | None) -> Snapshot:
     if snapshot is not None:
         index = json.dumps([_describe(snapshot.model), _describe(snapshot.tensors), snapshot.state]).encode()
     model, tensors, state = json.loads(world.broadcast_bytes(index))
-    if snapshot is None:
-        snapshot = Snapshot(model=_allocate(model), tensors=_allocate(tensors), state=state)
-    for part in (snapshot.model, snapshot.tensors):
+
+    def place() -> Snapshot:
+        return snapshot or Snapshot(model=_allocate(model), tensors=_allocate(tensors), state=state)
+
+    whole = world.on_each_rank("run.resume", place)
+    for part in (whole.model, whole.tensors):
         for name in sorted(part):
             world.broadcast(part[name])
-    return snapshot
+    return whole
 
 
 def _plain_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -30,6 +30,14 @@ def pack(step: int, values: Mapping[str, float], *, weight: float, samples: int)
     return [*hashes, *(h * h for h in hashes), weight, float(samples), *weighted, *padding]
 
 
+def pack_failure() -> list[float]:
+    """The row of a rank that has nothing to add: with it, ranks never agree.
+
+    Hashes of 0 with squares of 1 only add to W * sum(h^2), which is at least (sum h)^2 without them.
+    """
+    return [*[0.0] * _NUM_HASHES, *[1.0] * _NUM_HASHES, *[0.0] * (2 + MAX_VALUES)]
+
+
 def agree(total: list[float], world_size: int) -> bool:
     """Whether every rank packed the same step and names."""
     sums, squares = total[:_NUM_HASHES], total[_NUM_HASHES : 2 * _NUM_HASHES]
@@ -43,10 +51,16 @@ def unpack(total: list[float], names: list[str]) -> tuple[dict[str, float], int]
     return {name: means[name] / weight if weight else math.nan for name in names}, int(samples)
 
 
-def disagreement(gather: Callable[[bytes], list[bytes]], step: int, names: list[str]) -> WorldError:
-    """Who logged what; `gather` collects the bytes of every rank."""
-    told = [json.loads(part) for part in gather(json.dumps([step, names]).encode())]
-    lines = [f"rank {rank}: step {step}, {', '.join(names)}" for rank, (step, names) in enumerate(told)]
+def disagreement(
+    gather: Callable[[bytes], list[bytes]], step: int, names: list[str], failure: Exception | None
+) -> WorldError:
+    """Who logged what, or could not; `gather` collects the bytes of every rank."""
+    mine = f"step {step}, {', '.join(names)}" if failure is None else f"{type(failure).__name__}: {failure}"
+    told = [part.decode() for part in gather(f"{failure is None:d}{mine}".encode())]
+    lines = [f"rank {rank}: {part[1:]}" for rank, part in enumerate(told)]
+    failed = [line for line, part in zip(lines, told, strict=True) if part[0] == "0"]
+    if failed:
+        return WorldError(f"run.log failed on {'; '.join(failed)}")
     return WorldError(
         f"run.log was called with different steps or names. {'; '.join(lines)}",
         hint="every rank must call run.log with the same step and names; only rank 0 prints",

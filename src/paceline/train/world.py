@@ -9,13 +9,17 @@ import json
 import socket
 from collections.abc import Callable
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  # documented, not in __all__
 
 from paceline.cluster.detect import Place
 from paceline.errors import CheckpointError, InputError, PacelineError, WorldError
 from paceline.units import format_duration
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,19 +81,35 @@ class World:
         dist.all_gather(parts, padded)
         return [part[: int(size)].cpu().numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
 
-    def on_rank_0(self, work: Callable[[], bytes]) -> bytes:
-        """Does `work` on rank 0 alone. Every rank gets its bytes, or raises the same CheckpointError."""
+    def on_rank_0(self, asked: str, work: Callable[[], bytes]) -> bytes:
+        """Does `work` on rank 0 alone. Every rank gets its bytes, or raises the same CheckpointError, whatever
+        was raised on rank 0; `asked` is what the script called."""
         answer: dict[str, str | None] = {"error": None, "hint": None}
-        result = b""
+        result, cause = b"", None
         if self.rank == 0:
             try:
                 result = work()
             except PacelineError as error:
                 answer = {"error": error.message, "hint": error.hint}
+            except Exception as error:  # noqa: BLE001  # the others are waiting, and must be told of any
+                answer, cause = {"error": f"{asked} failed on rank 0: {_in_a_line(error)}", "hint": None}, error
         answer = json.loads(self.broadcast_bytes(json.dumps(answer).encode()))
         if answer["error"] is not None:
-            raise CheckpointError(answer["error"], hint=answer["hint"])
+            raise CheckpointError(answer["error"], hint=answer["hint"]) from cause
         return self.broadcast_bytes(result)
+
+    def on_each_rank(self, asked: str, work: Callable[[], T]) -> T:
+        """Does `work` on every rank and returns what it gave here. Nobody goes on alone: a rank on which it
+        fails raises its own error, and all others a WorldError that tells of it."""
+        try:
+            result = work()
+        except Exception as error:
+            self.gather_bytes(_in_a_line(error).encode())
+            raise
+        for rank, told in enumerate(self.gather_bytes(b"")):
+            if told:
+                raise WorldError(f"{asked} failed on rank {rank}: {told.decode()}")
+        return result
 
     def require_same(self, what: str, value: str) -> None:
         """Raises WorldError on every rank when `value` differs between ranks."""
@@ -141,12 +161,12 @@ def choose_device(place: Place) -> tuple[torch.device, str]:
     )
 
 
-def _store(place: Place, timeout: timedelta) -> dist.TCPStore:
+def _store(place: Place, timeout: timedelta) -> TCPStore:
     """The meeting point. Rank 0 listens on the address of the run only: by itself a TCPStore listens on every
     one."""
     assert place.master_addr is not None and place.master_port is not None
     listener = _listen(place) if place.rank == 0 else None
-    return dist.TCPStore(
+    return TCPStore(
         place.master_addr,
         place.master_port,
         place.world_size,
@@ -186,6 +206,12 @@ def _listen(place: Place) -> socket.socket | None:
             ) from None
         raise InputError(f"{where}: {error.strerror}") from None
     return listener
+
+
+def _in_a_line(error: Exception) -> str:
+    """PyTorch's own errors go on for pages."""
+    text = error.message if isinstance(error, PacelineError) else str(error)
+    return f"{type(error).__name__}: {next(iter(text.splitlines()), '')}"
 
 
 def _to_tensor(data: bytes) -> torch.Tensor:
