@@ -49,7 +49,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
                 load(module)
                 module.init_process_group = _watched(module.init_process_group, module)  # type: ignore[attr-defined]
 
-            spec.loader.exec_module = load_and_wrap  # type: ignore[method-assign]
+            spec.loader.exec_module = load_and_wrap
         return spec
 
 
@@ -66,7 +66,7 @@ def _watched(init_process_group: Callable[..., None], module: ModuleType) -> Cal
             meeting = "a store" if asked.get("store") is not None else asked.get("init_method") or "env://"
             _refuse(find_problem(os.environ, **known, meeting=meeting))
         init_process_group(*args, **kwargs)
-        made = {"world_size": module.get_world_size(), "rank": module.get_rank()}  # type: ignore[attr-defined]
+        made = {"world_size": module.get_world_size(), "rank": module.get_rank()}
         _refuse(find_problem(os.environ, **made, meeting="where they have met"))
         global made_process_group
         made_process_group = True

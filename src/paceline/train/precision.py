@@ -85,7 +85,7 @@ class Precision:
             return result
 
         # A bound method, because a learning-rate scheduler wraps `step.__func__` in its turn.
-        optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+        optimizer.step = types.MethodType(step, optimizer)
 
     def state_dict(self) -> dict[str, Any] | None:
         return None if self._scaler is None else self._scaler.state_dict()
