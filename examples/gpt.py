@@ -110,7 +110,7 @@ def main() -> None:
         step = resumed.step
     evaluate(run, model, held_out, step=step)
 
-    while batches.epoch < args.epochs and step != args.steps:
+    while batches.epoch < args.epochs and (args.steps is None or step < args.steps):
         for text in batches:
             with run.autocast():
                 loss = model(text)

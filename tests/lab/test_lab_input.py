@@ -84,7 +84,7 @@ def test_several_hosts_fail_at_once_and_all_are_named(lab: Lab, folder: str) -> 
 def test_no_python_there(lab: Lab, folder: str) -> None:
     hosts = hostfile(lab, "h1\nh2 python=/opt/nope/python\n")
     message = refused(lab, folder, "--hostfile", hosts, "hello.py")
-    assert "h2: the interpreter asked for is not there" in message
+    assert "h2: there is no Python at /opt/nope/python. Found: " in message
     assert f"{DEBIAN_PYTHON} 3." in message and "without torch" in message and "python=PATH" in message
 
 

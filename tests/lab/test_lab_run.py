@@ -190,7 +190,7 @@ def test_data_that_git_ignores_is_said_to_stay(lab: Lab) -> None:
     write(lab, "h1", "ignoring/train.py", "print('ok')")
     assert lab.run("h1", ["git", "init", "-q", folder]).returncode == 0
     done = run(lab, "-H", "h1,h2", "train.py", cwd=folder)
-    assert "not sent    data/, as git ignores it; or say --no-ship" in done.stderr
+    assert "not sent    data/: git ignores it; what the script needs of it, put there yourself" in done.stderr
 
 
 def test_no_secret_on_a_command_line(lab: Lab, package: str) -> None:

@@ -125,6 +125,15 @@ def test_the_newest_are_kept_and_a_new_run_counts_as_newer(folder: pathlib.Path)
     assert saved.num_bytes == sum((saved.path / name).stat().st_size for name in FILES)
 
 
+def test_what_another_training_wrote_stays(folder: pathlib.Path) -> None:
+    for step in (10, 20, 30):
+        fresh = snapshot(step)
+        fresh.state["training"] = "another"
+        save(folder, fresh, step=step, keep=2)
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    assert names == ["000001-step-1", "000002-step-2", "000004-step-20", "000005-step-30"]
+
+
 def test_a_damaged_one_does_not_count_as_kept(folder: pathlib.Path) -> None:
     flip(folder / "000002-step-2" / "model.safetensors")
     load_newest(folder, say=lambda line: None)

@@ -27,6 +27,7 @@ from paceline.watch.fold import RunView, fold
 Kind = Literal["script", "module", "command"]
 
 _PATH = click.Path(path_type=Path)
+_LATE = {"-H", "--hosts", "--hostfile", "--dry-run", "--restarts", "--no-ship"}
 _COUNT = click.IntRange(min=0)
 _SECONDS = click.FloatRange(min=0)
 
@@ -36,7 +37,8 @@ class _RunCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args:
-            return super().parse_args(ctx, args)
+            click.echo(ctx.get_help(), err=True)
+            ctx.exit(2)
         valued = {name for option in self.params if not getattr(option, "is_flag", False) for name in option.opts}
         own, kind, words = split_words(args, valued)
         super().parse_args(ctx, own)
@@ -63,7 +65,6 @@ def split_words(args: list[str], valued: set[str]) -> tuple[list[str], Kind, tup
 
 @click.command(
     cls=_RunCommand,
-    no_args_is_help=True,
     options_metavar="[OPTIONS] SCRIPT | -m MODULE | -- COMMAND [ARGS]...",
 )
 @click.option("--hosts", "-H", metavar="HOST[:SLOTS],...", help="Machines, and ranks on each.")
@@ -118,6 +119,7 @@ def run(
         grace_s=grace,
     )
     _check_script(options)
+    _notice_late_options(options)
     if json and not dry_run:
         raise InputError("--json only goes with --dry-run")
     if dry_run:
@@ -163,6 +165,14 @@ def _check_script(options: RunOptions) -> None:
         return
     hint = "for a command that is no Python script, put -- before it: paceline run -- COMMAND"
     raise InputError(f"there is no script {options.target} in {options.cwd}", hint=hint)
+
+
+def _notice_late_options(options: RunOptions) -> None:
+    """`paceline run train.py -H a,b` gives -H to the script, which most often is not what was meant."""
+    late = [word for word in options.arguments if word.partition("=")[0] in _LATE]
+    if late and options.kind != "command":
+        text = f"{late[0]} stands after {options.target}, so it is given to it; paceline's own options stand before"
+        print(f"paceline: note: {text}", file=sys.stderr)
 
 
 def _parse_env(words: tuple[str, ...]) -> tuple[tuple[str, str], ...]:

@@ -86,7 +86,8 @@ class Agent:
         self._send(protocol.Hello(monotonic_s=time.monotonic(), facts=facts))
         while not self._must_exit:
             self._turn()
-        print(self._must_exit, file=sys.stderr, flush=True)  # for the driver, if it is still there
+        with contextlib.suppress(OSError):  # the driver may be gone, and with it whoever reads this
+            os.write(2, f"{self._must_exit}\n".encode())
         self._end_everything()
 
     def _turn(self) -> None:
@@ -367,7 +368,8 @@ def _problem(error: OSError | ValueError) -> protocol.Problem:
 _HINTS = {
     28: "make room on that disk, or set XDG_STATE_HOME there to a folder on another one",  # ENOSPC
     122: "make room within that user's quota",  # EDQUOT
-    2: "check the path; with --no-ship the project must lie at the same path on every host",  # ENOENT
+    2: "check the spelling; it must be on that host, too",  # ENOENT
+    20: "with --no-ship the project must lie at the same path on every host",  # ENOTDIR
 }
 
 

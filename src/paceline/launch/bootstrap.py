@@ -135,7 +135,8 @@ def remote_command(python: str) -> str:
     script = (
         f'p={path}; case "$p" in */*) ;; *) p=$(command -v "$p") ;; esac; '
         f'if [ -f "$p" ] && [ -x "$p" ]; then exec "$p" -c {shlex.quote(_FIRST_STAGE)}; fi; '
-        f"printf {shlex.quote(_octal(NO_PYTHON))}; for q in {_SEARCHED}; do "
+        f'printf {shlex.quote(_octal(NO_PYTHON))}; echo "$p"; '
+        f"for q in {_SEARCHED}; do "
         f'[ -x "$q" ] && "$q" -c {shlex.quote(_DESCRIBE)} 2>/dev/null; done; exit 127'
     )
     return f"sh -c {shlex.quote(script)}"

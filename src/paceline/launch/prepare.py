@@ -214,7 +214,7 @@ def _mismatch(names: Sequence[str], differences: Sequence[Difference]) -> HostEr
         "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
     hints = "\n  ".join(difference.hint for difference in differences)
-    heading = "the hosts differ in what must be the same" if len(names) > 1 else "this host can't run it"
+    heading = "the hosts can't run this together" if len(names) > 1 else "this host can't run it"
     return HostError(f"{heading}\n{table}", hint=f"{hints}\n  or, at your own risk: --allow-mismatch")
 
 

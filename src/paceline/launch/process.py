@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import subprocess
@@ -47,6 +48,8 @@ class RankProcess:
 
 def start_rank(spec: dict[str, Any]) -> RankProcess:
     """Start the process {rank, argv, env, cwd}: in a session of its own, without stdin. Raises OSError."""
+    if not os.path.isdir(spec["cwd"]):
+        raise OSError(errno.ENOTDIR, "there is no such folder here", spec["cwd"])
     event_read, event_write = os.pipe()
     env = rank_environment(spec["env"], os.environ, sys.executable)
     env["PACELINE_EVENT_FD"] = name_descriptor(event_write)

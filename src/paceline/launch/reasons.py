@@ -70,7 +70,8 @@ def summarise_choices(
         yield Reason(what="project", why=f"{text}{where} {copies[0][1].cwd}")
         if left := copies[0][1].left_behind:
             more = f" and {len(left) - _MOST_NAMES} more" if len(left) > _MOST_NAMES else ""
-            text = f"{', '.join(left[:_MOST_NAMES])}{more}, as git ignores it; or say --no-ship"
+            names = f"{', '.join(left[:_MOST_NAMES])}{more}"
+            text = f"{names}: git ignores it; what the script needs of it, put there yourself"
             yield Reason(what="not sent", why=text)
         if spare := ", ".join(name for name, place in copies if place.is_spare):
             text = f"{spare}, as another run is using the first; what runs wrote there (checkpoints) is not in this one"

@@ -161,6 +161,9 @@ def _list_files(root: Path) -> list[str]:
         return sorted(set(_with_inner_repositories(root, listed)))
     paths: list[str] = []
     for folder, subfolders, files in os.walk(root):
+        if {"manifest.json", "model.safetensors"} <= set(files):
+            subfolders.clear()
+            continue  # a checkpoint: only rank 0 needs it, which has it
         subfolders[:] = sorted(set(subfolders) - _SKIPPED_FOLDERS)
         links = [name for name in subfolders if os.path.islink(os.path.join(folder, name))]
         paths += [os.path.relpath(os.path.join(folder, name), root) for name in [*files, *links]]
@@ -229,7 +232,7 @@ def _too_large(root: Path) -> InputError:
     listed = ", ".join(f"{name} ({format_bytes(size)})" for name, size in largest)
     return InputError(
         f"the project {root} is over {format_bytes(SHIP_LIMIT_BYTES)}, too much to copy to every host: {listed}",
-        hint="add data to .gitignore and put it on the hosts, or say --no-ship if the project is there already",
+        hint=f"let git ignore {largest[0][0]} (.gitignore, in a git repository) and put it on the hosts; or --no-ship",
     )
 
 

@@ -103,7 +103,7 @@ class Channel:
         )
         self._threads = [
             threading.Thread(target=target, name=f"channel-{index}-{target.__name__}", daemon=True)
-            for target in (self._write, self._read, self._collect_errors)
+            for target in (self._collect_errors, self._write, self._read)
         ]
         for thread in self._threads:
             thread.start()
@@ -179,7 +179,7 @@ class Channel:
                     )
         except (OSError, protocol.ProtocolError) as error:
             self._errors += f"\n{error}".encode()
-        self._threads[2].join(1.0)
+        self._threads[0].join(1.0)
         self._inbox.put(Closed(host_index=self.index, at_s=time.monotonic(), reason=self._why_closed()))
 
     def _skip_noise(self, data: bytes) -> bytes:
@@ -240,8 +240,9 @@ _PYTHON_HINT = "name the right one: --python PATH for all hosts, or python=PATH 
 
 
 def _no_python(name: str, found: str) -> HostError:
-    listed = "; ".join(found.splitlines()) or "no other interpreter in the usual places"
-    return HostError(f"{name}: the interpreter asked for is not there. Found: {listed}", hint=_PYTHON_HINT)
+    asked, *others = found.splitlines() or [""]
+    listed = "; ".join(others) or "no other interpreter in the usual places"
+    return HostError(f"{name}: there is no Python at {asked}. Found: {listed}", hint=_PYTHON_HINT)
 
 
 def _old_python(name: str, found: str) -> HostError:

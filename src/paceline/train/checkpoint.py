@@ -64,7 +64,7 @@ class Saved:
 
 
 def save(folder: Path, snapshot: Snapshot, *, step: int, keep: int) -> Saved:
-    """Writes a new checkpoint into `folder`, then removes all but the newest `keep`.
+    """Writes a new checkpoint into `folder`, then removes all but the newest `keep` of the same training.
 
     Raises CheckpointError when the disk is full or refuses, or when another process is writing there; the
     checkpoints that were there before are then untouched.
@@ -83,7 +83,7 @@ def save(folder: Path, snapshot: Snapshot, *, step: int, keep: int) -> Saved:
                 _sync(folder)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
-            _remove_old(folder, newest=final, keep=keep)
+            _remove_old(folder, newest=final, training=snapshot.state.get("training"), keep=keep)
     except (OSError, SafetensorError) as error:
         raise _refused(folder, needed, error) from error
     return Saved(path=final, num_bytes=num_bytes)
@@ -225,13 +225,22 @@ def _remove_leftovers(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _remove_old(folder: Path, *, newest: Path, keep: int) -> None:
+def _training_of(path: Path) -> str | None:
+    try:
+        return json.loads((path / _STATE).read_bytes())["training"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _remove_old(folder: Path, *, newest: Path, training: str | None, keep: int) -> None:
     """Only once the new one is seen in its place, so that there is a whole one at every moment."""
     paths = newest_first(folder)
     if paths[0] != newest or not all((newest / name).is_file() for name in (*_FILES, _MANIFEST)):
         raise CheckpointError(f"{newest} was written and is not there; nothing was removed from {folder}")
-    whole = [path for path in paths if not (path / _DAMAGED).exists()]
-    for path in paths:
+    # Another training that writes here (a second start without --resume) must not cost anybody a night's work.
+    ours = [path for path in paths if _training_of(path) == training]
+    whole = [path for path in ours if not (path / _DAMAGED).exists()]
+    for path in ours:
         if len(whole) > keep and _number(path) < _number(whole[keep - 1]):
             # Out of its name first: a half-removed checkpoint must not look like one.
             leaving = folder / f"{_REMOVING}{path.name}"

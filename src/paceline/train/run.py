@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import json
 import os
+import secrets
 import socket
 import time
 from collections.abc import Callable
@@ -110,7 +111,13 @@ class Run:
         if self._parts is not None:
             raise InputError("run.prepare was called twice; one model and one optimizer are supported")
         model.to(self.device)
-        self._parts = Parts(model=model, optimizer=optimizer, precision=self._precision, batches=self._batches)
+        self._parts = Parts(
+            model=model,
+            optimizer=optimizer,
+            precision=self._precision,
+            batches=self._batches,
+            training=secrets.token_hex(8),
+        )
         optimizer.register_step_post_hook(lambda *_: self._meter.step_ended())
         self._precision.wrap_step(optimizer, on_skip=self._meter.step_ended)
         torch.manual_seed(seeds.derive(self._seed, "torch", self.rank))
@@ -223,9 +230,9 @@ class Run:
     def checkpoint(self, folder: str | Path, *, step: int, extra: Any = None, keep: int = 2) -> Path:
         """Rank 0 writes the state of the run into a new folder inside `folder`, and all ranks get its path.
 
-        It appears whole or not at all: files are written beside, hashed, forced to disk and then renamed. The
-        newest `keep` are kept. `extra` (rank 0's counts) may hold None, numbers, text, lists, tuples,
-        dictionaries, tensors.
+        It appears whole or not at all: files are written beside, hashed, forced to disk and then renamed. Of this
+        training, also over resumes, the newest `keep` are kept; what another one wrote there stays. `extra`
+        (rank 0's counts) may hold None, numbers, text, lists, tuples, dictionaries, tensors.
 
         Raises CheckpointError on every rank when it can't be written; earlier checkpoints are then untouched.
         """
@@ -274,8 +281,12 @@ class Run:
             return str(path).encode()
 
         if not self._world.on_rank_0("run.resume", read):
+            if self.rank == 0:
+                print(f"paceline: no checkpoint in {folder} to continue from", flush=True)
             return None
         snapshot = saving.share(self._world, found)
+        if self.rank == 0:
+            print(f"paceline: continues from {folder}, step {snapshot.state['step']}", flush=True)
         self._waiting_states = snapshot.state["batches"][len(self._batches) :]
         return self._world.on_each_rank(
             "run.resume", lambda: saving.put_back(parts, snapshot, rank=self.rank, device=self.device)

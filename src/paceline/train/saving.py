@@ -26,6 +26,8 @@ class Parts:
     precision: Precision
     batches: list[Batches]
     """In the order in which the script made them."""
+    training: str
+    """Names this training; one that continues it has the same name. Old checkpoints of others are not removed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,6 +45,7 @@ def take(parts: Parts, *, step: int, extra: Any, rng: list[dict[str, Any]]) -> S
     tensors: dict[str, torch.Tensor] = {}
     state = {
         "step": step,
+        "training": parts.training,
         "extra": tree.flatten(extra, "extra", tensors),
         "optimizer": tree.flatten(parts.optimizer.state_dict(), "optimizer", tensors),
         "scaler": parts.precision.state_dict(),
@@ -55,6 +58,7 @@ def take(parts: Parts, *, step: int, extra: Any, rng: list[dict[str, Any]]) -> S
 def put_back(parts: Parts, snapshot: Snapshot, *, rank: int, device: torch.device) -> Resumed:
     """Gives every part the state in `snapshot`. Raises CheckpointError when the optimizer is another one."""
     state = snapshot.state
+    parts.training = state["training"]
     parts.model.load_state_dict(snapshot.model)
     try:
         parts.optimizer.load_state_dict(tree.rebuild(state["optimizer"], snapshot.tensors))

@@ -66,7 +66,7 @@ class World:
         self.broadcast(size)
         buffer = _to_tensor(data) if self.rank == 0 else torch.empty(int(size), dtype=torch.uint8)
         self.broadcast(buffer)
-        return buffer.numpy().tobytes()
+        return bytes(buffer.tolist())
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """The `data` of every rank, by rank."""
@@ -79,7 +79,7 @@ class World:
         padded[: len(data)] = _to_tensor(data)
         parts = [torch.empty_like(padded) for _ in range(self.size)]
         dist.all_gather(parts, padded)
-        return [part[: int(size)].cpu().numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
+        return [bytes(part[: int(size)].tolist()) for part, size in zip(parts, sizes, strict=True)]
 
     def on_rank_0(self, asked: str, work: Callable[[], bytes]) -> bytes:
         """Does `work` on rank 0 alone. Every rank gets its bytes, or raises the same CheckpointError, whatever

@@ -13,9 +13,10 @@ def rule(text: str, width: int) -> str:
 
 
 def checkpoint_path(view: RunView) -> str:
-    """Where the newest checkpoint is, with the host where there are several: that of rank 0, which writes it."""
+    """Where the newest checkpoint is, with the host of rank 0, which writes it, unless it is plainly this one."""
     assert view.checkpoint is not None
-    return f"{view.hosts[0]}:{view.checkpoint.path}" if len(view.hosts) > 1 else view.checkpoint.path
+    host = view.hosts[0]
+    return view.checkpoint.path if host == "localhost" else f"{host}:{view.checkpoint.path}"
 
 
 def render_summary(view: RunView, *, duration_s: float, log_folder: str, width: int) -> list[str]:
