@@ -29,6 +29,7 @@ LONG = """
     if what == "raise" and rank == 2:
         raise ValueError("rank two is unhappy")
     if what == "stubborn" and rank == 1:
+        time.sleep(2)  # until the others have said that they are there
         sys.exit(3)
     time.sleep(4321)
 """

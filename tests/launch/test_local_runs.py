@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -419,6 +420,36 @@ def test_closed_standard_streams_lead_nowhere(tmp_path: Path, closed: str) -> No
     )  # fmt: skip
     assert done.returncode == 0 and "Traceback" not in done.stderr
     assert (tmp_path / "trained").exists()
+
+
+@pytest.mark.timeout(90)
+def test_an_agent_that_is_stopped_does_not_keep_its_ranks(tmp_path: Path) -> None:
+    with start(tmp_path, *TWO, "train.py", script=SLEEPS) as running:
+        running.wait_for("up", 2)
+        ranks, agent = [running.pid_of_rank(rank) for rank in range(2)], running.pid_of_agent()
+        os.kill(agent, signal.SIGSTOP)
+        try:
+            assert running.wait(30) == 1
+            expect_dead(ranks, limit_s=30)
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # the driver kills one that it has started itself
+                os.kill(agent, signal.SIGKILL)
+
+
+def test_a_reader_that_does_not_block_gets_every_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("for number in range(60_000): print('x' * 60, number)")
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    env = {**os.environ, "XDG_STATE_HOME": str(state_of(tmp_path))}
+    with subprocess.Popen([PACELINE, "run", "train.py"], cwd=tmp_path, env=env, stdout=writer, stderr=-1) as process:
+        os.close(writer)
+        num_lines = 0
+        while data := os.read(reader, 1 << 14):
+            num_lines += data.count(b"\n")
+            time.sleep(0.001)
+        assert process.wait(20) == 0
+    os.close(reader)
+    assert num_lines == 60_000
 
 
 def test_driver_and_agent_are_killed_together(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -288,6 +289,25 @@ def test_all_kinds_of_files_arrive(project: Path, deliver: Callable[[Cargo], tup
     assert deliver(load(project))[1] == [], "what is there already does not travel again"
 
 
+def test_nothing_is_written_or_removed_through_a_link(project: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "bigdata"
+    write(elsewhere, {"x": "precious"})
+    write(project, {"d/x": "one"})
+    git(project, "init")
+    git(project, "add", "-A")
+    copy, _ = send(load(project), tmp_path / "host")
+    shutil.rmtree(project / "d")
+    (project / "d").symlink_to(elsewhere)
+    assert paths(project) == ["d"], "what git still lists below the link is not the project's"
+    send(load(project), tmp_path / "host")
+    assert (copy / "d").is_symlink() and (elsewhere / "x").read_text() == "precious"
+    (project / "d").unlink()
+    write(project, {"d/x": "two"})
+    send(load(project), tmp_path / "host")
+    assert (copy / "d/x").read_text() == "two" and not (copy / "d").is_symlink()
+    assert (elsewhere / "x").read_text() == "precious"
+
+
 def test_only_what_changed_travels(project: Path, deliver: Callable[[Cargo], tuple[Path, list[str]]]) -> None:
     write(project, {"a.py": "1", "b.py": "2", "c.py": "3"})
     deliver(load(project))
@@ -436,7 +456,7 @@ def test_nobody_else_may_read_a_copy(project: Path, tmp_path: Path, mode: int) -
         copy = ProjectCopy(str(tmp_path / "projects"), "p", take_another=False)
         assert (tmp_path / "projects").stat().st_mode & 0o777 == 0o700
         assert copy.missing(cargo.entries) == ["secret"]
-        part = Path(copy.folder, "secret.paceline-part")
+        part = Path(copy.folder, ".paceline-part")
         part.touch(0o644)  # as an earlier run may have left it
         copy.write("secret", b"x" * 5, last=False)
         assert part.stat().st_mode & 0o777 & ~mode == 0

@@ -27,6 +27,8 @@ from paceline.watch.fold import RunView, fold
 Kind = Literal["script", "module", "command"]
 
 _PATH = click.Path(path_type=Path)
+_GRACE_LIMIT_S = 86_400.0
+_OURS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"}
 _LATE = {"-H", "--hosts", "--hostfile", "--dry-run", "--restarts", "--no-ship"}
 _COUNT = click.IntRange(min=0)
 _SECONDS = click.FloatRange(min=0)
@@ -101,6 +103,8 @@ def run(
     Anything that runs under torchrun runs here, unchanged.
     """
     chosen, hosts_reason = _choose_hosts(hosts, hostfile)
+    if not grace < _GRACE_LIMIT_S:  # also nan
+        raise InputError(f"--grace {grace}: expected seconds, at most {_GRACE_LIMIT_S:.0f} (a day)")
     if not words:
         raise InputError("nothing to run", hint="paceline run [OPTIONS] train.py [ARGS], -m MODULE, or -- COMMAND")
     options = RunOptions(
@@ -109,7 +113,7 @@ def run(
         kind=kind,
         target=words[0],
         arguments=words[1:],
-        cwd=Path.cwd(),
+        cwd=_find_cwd(),
         python=python,
         env=_parse_env(env),
         nic=parse_nic(nic) if nic is not None else None,
@@ -150,6 +154,15 @@ def _run(options: RunOptions) -> int:
     return result.outcome.exit_code
 
 
+def _find_cwd() -> Path:
+    if os.path.expanduser("~").startswith("~"):
+        raise InputError("HOME is not set, and this user has no home folder", hint="HOME=/some/folder paceline run ...")
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise InputError("the folder where this was typed is gone", hint="change into one that is there") from None
+
+
 def _choose_hosts(hosts: str | None, hostfile: Path | None) -> tuple[tuple[Host, ...], str]:
     if hosts is not None and hostfile is not None:
         raise InputError("-H and --hostfile were both given", hint="name the hosts in one place")
@@ -185,7 +198,9 @@ def _parse_env(words: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
             if name not in os.environ:
                 raise InputError(f"--env {name}: it is not set here", hint=f"--env {name}=VALUE")
             value = os.environ[name]
-        if name == "MASTER_PORT" and not (value.isdigit() and 0 < int(value) < 65536):
+        if name in _OURS:
+            raise InputError(f"--env {word}: {name} is paceline's to set", hint="hosts and ranks: -H; addresses: ip=")
+        if name == "MASTER_PORT" and not (value.isascii() and value.isdigit() and 0 < int(value) < 65536):
             raise InputError(f"--env {word}: expected a port from 1 to 65535", hint="leave it out for a free one")
         pairs.append((name, value))
     return tuple(pairs)

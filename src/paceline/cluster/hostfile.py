@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import shlex
-from pathlib import Path
 
 from paceline.cluster.spec import Host, parse_number, refuse_duplicates, split_host
 from paceline.errors import InputError
@@ -21,15 +20,21 @@ _KEYS = "slots, max_slots, ip, port, python, gpus, env.NAME"
 _BLANKS = " \t\r"
 
 
+_MOST_CHARS = 1_000_000
+
+
 def read_hostfile(path: str | os.PathLike[str]) -> tuple[Host, ...]:
     """The hosts in a file. Raises InputError, naming the line, for whatever is wrong with it."""
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        with open(path, encoding="utf-8-sig") as file:
+            text = file.read(_MOST_CHARS + 1)
     except UnicodeDecodeError:
         raise InputError(f"hostfile {path}: not a text file: expected one host per line") from None
     except OSError as error:
         what = (error.strerror or str(error)).lower()
         raise InputError(f"hostfile {path}: {what}: expected a file with one host per line") from None
+    if len(text) > _MOST_CHARS:
+        raise InputError(f"hostfile {path}: over {_MOST_CHARS} characters: expected a file with one host per line")
     return parse_hostfile(text, path)
 
 

@@ -13,7 +13,6 @@ import os
 import selectors
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 
@@ -42,6 +41,7 @@ _DRAIN_BYTES = 1 << 20
 """Of a rank that has ended, more than any pipe holds: what comes after it is its children's, and not waited for."""
 _LONGEST_SLEEP_S = 0.5
 _READ_BYTES = 1 << 16
+_BEAT_S = 2.0
 _PAUSE_S = 2.0
 """An agent that was busy or stopped for so long could not hear: that is no silence of the driver's."""
 
@@ -55,7 +55,7 @@ class Agent:
         self._decoder = protocol.Decoder()
         self._outbox = bytearray()
         self._setup: protocol.Setup | None = None
-        self._last_heard_s = self._last_sent_s = time.monotonic()
+        self._last_heard_s = self._last_sent_s = self._last_beat_s = time.monotonic()
         self._ranks: dict[int, RankProcess] = {}
         self._ending: Ending | None = None
         self._must_exit = ""
@@ -108,6 +108,9 @@ class Agent:
             self._last_heard_s = now
         if self._setup is not None and now - self._last_sent_s >= self._setup.heartbeat_s:
             self._send(protocol.Heartbeat())
+        if self._watchdog is not None and now - self._last_beat_s >= _BEAT_S:
+            self._last_beat_s = now
+            self._watchdog.beat()
         lease_s = self._setup.lease_s if self._setup is not None else _SETUP_LIMIT_S
         if now - self._last_heard_s > lease_s:
             self._must_exit = f"nothing heard from the driver for {lease_s:.0f} s"
@@ -369,6 +372,7 @@ _HINTS = {
     28: "make room on that disk, or set XDG_STATE_HOME there to a folder on another one",  # ENOSPC
     122: "make room within that user's quota",  # EDQUOT
     2: "check the spelling; it must be on that host, too",  # ENOENT
+    39: "a script has made a folder there where the project has a file: remove it",  # ENOTEMPTY
     20: "with --no-ship the project must lie at the same path on every host",  # ENOTDIR
 }
 
@@ -383,5 +387,4 @@ def main() -> None:
     adopt_orphans()
     agent = Agent(in_fd, out_fd)
     agent.serve()
-    sys.stderr.flush()
     os._exit(0)

@@ -80,9 +80,10 @@ SITE_CUSTOMIZE = '''\
 import os
 import sys
 
-if os.environ.get("PACELINE_RUN_ID"):
+if os.environ.get("PACELINE_RUN_ID") and sys.version_info >= (3, 10):
     # Whole lines, at once: else they would be late, lost with a rank that is killed, or torn between its processes.
-    sys.stdout.reconfigure(line_buffering=True, write_through=False)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(line_buffering=True, write_through=False)
     _asked, sys.dont_write_bytecode = sys.dont_write_bytecode, False
     from paceline.train.guard import watch_process_group
 
@@ -96,8 +97,8 @@ sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != _here]
 _ours = sys.modules.pop("sitecustomize", None)
 try:
     import sitecustomize  # noqa: F401
-except ModuleNotFoundError as error:
-    if error.name != "sitecustomize":
+except ImportError as error:
+    if getattr(error, "name", "sitecustomize") != "sitecustomize":
         raise
     sys.modules["sitecustomize"] = _ours
 finally:

@@ -7,6 +7,7 @@ that is written over with carriage returns) is shown for rank 0 alone, and in pl
 from __future__ import annotations
 
 import dataclasses
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -108,7 +109,9 @@ class Screen:
         try:
             out.write(text)
             out.flush()
-        except OSError:
+        except OSError as error:
+            if error.errno == errno.ENOSPC and out is self._streams["stdout"]:
+                self._streams["stderr"].write(f"paceline: stdout: {error.strerror}; the logs have what is missing\n")
             # Whoever read our output has gone (`paceline run ... | head`, a closed terminal): the run goes on, and
             # the files have it all.
             self._streams = {name: _Nowhere() if stream is out else stream for name, stream in self._streams.items()}

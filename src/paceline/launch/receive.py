@@ -74,13 +74,14 @@ class ProjectCopy:
         if self._writing is None or self._writing[0] != path:
             target = self._inside(path)
             self._make_folder(os.path.dirname(target))
-            self._writing = (path, _open_part(target + ".paceline-part", self._entries[path][1]))
+            self._writing = (path, _open_part(_part_of(target), self._entries[path][1]))
         file = self._writing[1]
         file.write(data)
         if last:
             file.close()
             self._writing = None
-            part, target = self._inside(path) + ".paceline-part", self._inside(path)
+            target = self._inside(path)
+            part = _part_of(target)
             os.chmod(part, self._entries[path][1])
             _make_way(target)
             os.replace(part, target)
@@ -107,6 +108,8 @@ class ProjectCopy:
         """True when the entry is in place already, or could be put there without any data."""
         path, mode, size, sha256, link = entry
         target = self._inside(path)
+        if self._linked_parent(target) is not None and link is None:
+            return False  # what is seen there lies elsewhere
         if link is not None:
             if not (os.path.islink(target) and os.readlink(target) == link):
                 self._make_folder(os.path.dirname(target))
@@ -125,13 +128,17 @@ class ProjectCopy:
     def _remove(self, path: str) -> None:
         """The file, and the folders that are empty without it."""
         target = self._inside(path)
+        if self._linked_parent(target) is not None:
+            return  # not ours: it lies where a link of an earlier state of the project leads
         with contextlib.suppress(OSError):
             os.unlink(target)
             while (target := os.path.dirname(target)) != self.folder:
                 os.rmdir(target)
 
     def _make_folder(self, folder: str) -> None:
-        """Make the folder; a file of an earlier state of the project that stands in its way is removed."""
+        """Make the folder; a file or link of an earlier state of the project that stands in its way is removed."""
+        while (link := self._linked_parent(os.path.join(folder, "x"))) is not None:
+            os.unlink(link)
         while True:
             try:
                 os.makedirs(folder, exist_ok=True)
@@ -141,6 +148,15 @@ class ProjectCopy:
                 while not os.path.lexists(blocking) or os.path.isdir(blocking):
                     blocking = os.path.dirname(blocking)
                 os.unlink(blocking)
+
+    def _linked_parent(self, target: str) -> str | None:
+        """The outermost folder above the target, inside the copy, that is a link: nothing is done through it."""
+        parent = self.folder
+        for part in os.path.relpath(os.path.dirname(target), self.folder).split(os.sep):
+            parent = os.path.join(parent, part)
+            if os.path.islink(parent):
+                return parent
+        return None
 
     def _inside(self, path: str) -> str:
         if path.startswith("/") or ".." in path.split("/"):
@@ -152,6 +168,11 @@ def _make_way(target: str) -> None:
     """An empty folder where a file must go is removed; a full one is somebody's, and stays an error."""
     if os.path.isdir(target) and not os.path.islink(target):
         os.rmdir(target)
+
+
+def _part_of(target: str) -> str:
+    """Where a file is written before it takes its name; one at a time, so one name will do, whatever the file's."""
+    return os.path.join(os.path.dirname(target), ".paceline-part")
 
 
 def _open_part(path: str, mode: int) -> BinaryIO:

@@ -71,6 +71,7 @@ def make_run_folder(run_id: str) -> Path:
     folder = Path(state_folder()) / "runs" / run_id
     try:
         folder.mkdir(parents=True, mode=0o700)
+        (folder / "events.jsonl").touch()
     except OSError as error:
         raise HostError(
             f"this machine: cannot make the run's folder {folder}: {error.strerror}",
@@ -297,4 +298,4 @@ class _Conductor:
 
     def _asked_port(self) -> int:
         asked = self._prepared.plan.hosts[0].env.get("MASTER_PORT", "0")
-        return int(asked) if asked.isdigit() else 0
+        return int(asked) if asked.isascii() and asked.isdigit() else 0

@@ -198,6 +198,10 @@ def _entry(root: Path, path: str) -> Entry | None:
     Raises InputError for a file that can't be read.
     """
     full = os.path.join(root, path)
+    if os.path.realpath(os.path.dirname(full)) != os.path.join(os.path.realpath(root), os.path.dirname(path)).rstrip(
+        "/"
+    ):
+        return None  # git still lists it, but a link has taken its folder's place
     try:
         status = os.lstat(full)
         if stat.S_ISLNK(status.st_mode):

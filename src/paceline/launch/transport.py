@@ -68,7 +68,7 @@ Inbox = queue.SimpleQueue["Received | Closed | Signalled"]
 
 def is_this_machine(host: Host) -> bool:
     """True when the agent can be a plain subprocess: the host is this machine, and the user is this user."""
-    if host.user not in (None, getpass.getuser()) or host.port is not None:
+    if host.port is not None or host.user not in (None, _this_user()):
         return False
     return host.name in {
         "localhost",
@@ -77,6 +77,13 @@ def is_this_machine(host: Host) -> bool:
         socket.gethostname(),
         socket.gethostname().split(".")[0],
     }
+
+
+def _this_user() -> str | None:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return None
 
 
 class Channel:
@@ -89,6 +96,7 @@ class Channel:
         self._outbox: queue.SimpleQueue[bytes | Iterator[bytes] | None] = queue.SimpleQueue()
         self._noise = bytearray()
         self._errors = bytearray()
+        self._is_ssh = argv[0] == "ssh"
         self._heard = False
         self.heard_at_s = time.monotonic()
         """When the host was last heard; while its messages wait for a busy driver it counts as heard."""
@@ -214,6 +222,9 @@ class Channel:
             _, found, text = noise.partition(mark)
             if found:
                 return explain(name, text.decode(errors="replace").strip())
+        if not self._is_ssh:
+            last = (errors.splitlines() or ["it ended without a word"])[-1]
+            return HostError(f"{name}: the agent could not be started: {last}", hint=_PYTHON_HINT)
         return explain_ssh(self.host, errors or noise.decode(errors="replace").strip())
 
 
@@ -229,9 +240,10 @@ def open_channel(index: int, host: Host, python: str, first_bytes: bytes, inbox:
         argv = ["ssh", *SSH_OPTIONS, *port, "--", host.ssh_destination, bootstrap.remote_command(python)]
     try:
         channel = Channel(index, host, argv, inbox)
-    except FileNotFoundError as error:
-        hint = "install the OpenSSH client" if argv[0] == "ssh" else _PYTHON_HINT
-        raise HostError(f"{host.name}: cannot start {argv[0]}: {error.strerror}", hint=hint) from error
+    except (OSError, ValueError) as error:  # ValueError: a null byte in a path
+        missing = isinstance(error, FileNotFoundError)
+        hint = ("install the OpenSSH client" if missing else "ulimit -n") if argv[0] == "ssh" else _PYTHON_HINT
+        raise HostError(f"{host.name}: cannot start {argv[0]}: {error}", hint=hint) from error
     channel.send_bytes(first_bytes)
     return channel
 

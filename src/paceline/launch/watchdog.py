@@ -6,6 +6,7 @@ It reads the pids of the ranks, and waits for the pipe to close. Standard librar
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
 
@@ -14,6 +15,9 @@ from paceline.launch.process import find_family, find_marked, send_signal
 _SIGTERM_S = 2.0
 _GIVE_UP_S = 12.0
 _ALL_IS_WELL = b"done\n"
+_BEAT = b"0\n"
+_SILENCE_LIMIT_S = 20.0
+"""An agent that was stopped (SIGSTOP) for so long has lost its driver: ranks must not outlive it."""
 
 
 class Watchdog:
@@ -34,6 +38,10 @@ class Watchdog:
         """A rank has ended and left nothing in its session: the number may be given to somebody else."""
         os.write(self._fd, f"-{pid}\n".encode())
 
+    def beat(self) -> None:
+        """The agent is alive, and not merely there."""
+        os.write(self._fd, _BEAT)
+
     def dismiss(self) -> None:
         """Nothing is left to be ended."""
         os.write(self._fd, _ALL_IS_WELL)
@@ -52,16 +60,33 @@ def _watch(lease: str, read_fd: int) -> None:
         os.dup2(null, 1)
         os.dup2(null, 2)
         os.closerange(3, 1024)
-        heard = b""
-        while data := os.read(0, 4096):
-            heard += data
-        if not heard.endswith(_ALL_IS_WELL):
-            sessions: set[int] = set()
-            for word in map(int, heard.split()):
-                sessions = sessions | {word} if word > 0 else sessions - {-word}
+        sessions, is_well = _listen()
+        if not is_well:
             _sweep(lease, sessions)
     finally:
         os._exit(0)
+
+
+def _listen() -> tuple[set[int], bool]:
+    """Until the agent's end, or its silence: the sessions that are left, and whether all is well."""
+    sessions: set[int] = set()
+    rest = b""
+    while True:
+        limit_s = _SILENCE_LIMIT_S if sessions else None
+        if not select.select([0], [], [], limit_s)[0]:
+            return sessions, False
+        data = os.read(0, 4096)
+        if not data:
+            return sessions, False
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if line + b"\n" == _ALL_IS_WELL:
+                return sessions, True
+            number = int(line)
+            if number > 0:
+                sessions.add(number)
+            else:
+                sessions.discard(-number)
 
 
 def _sweep(lease: str, sessions: set[int]) -> None:
