@@ -173,11 +173,15 @@ class Stream(IterableDataset[int]):
     [
         (Stream(), 2, "needs __len__ and __getitem__, which Stream does not have"),
         (iter([1, 2]), 2, "list_iterator does not have"),
+        ({0: "a", 1: "b"}, 1, "samples by their number, from 0, and a dict has keys"),
+        (Numbers(3), 1.5, "batch_size is 1.5; expected samples per rank, at least 1"),
+        (Numbers(3), True, "batch_size is True; expected"),
+        (Numbers(3), "2", "batch_size is '2'; expected"),
         (Numbers(3), 0, "batch_size is 0; expected samples per rank, at least 1"),
         (Numbers(1), 1, "1 samples for 2 ranks; every rank needs at least one"),
         (Numbers(0), 1, "0 samples for 2 ranks"),
     ],
 )
-def test_what_can_not_be_shared_out_is_refused(dataset: Any, batch_size: int, message: str) -> None:
+def test_what_can_not_be_shared_out_is_refused(dataset: Any, batch_size: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         make(dataset, batch_size, world_size=2)

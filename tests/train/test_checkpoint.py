@@ -235,6 +235,50 @@ def test_a_tree_refuses_what_it_can_not_keep_by_name() -> None:
         tree.flatten({"names": [1, {2}]}, "extra", {})
 
 
+def ring() -> list[Any]:
+    inner: list[Any] = []
+    inner.append({"again": inner})
+    return inner
+
+
+def deep() -> list[Any]:
+    value: list[Any] = []
+    for _ in range(5000):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (torch.ones(2, dtype=torch.complex64), r"extra\.a\.0 is a complex64 tensor and can't be kept"),
+        (torch.eye(2).to_sparse(), r"extra\.a\.0 is a sparse or nested tensor"),
+        (torch.ones(2, device="meta"), r"extra\.a\.0 is a tensor without content"),
+        (1j, r"extra\.a\.0 is a complex and"),
+        (ring(), r"extra\.a\.0\.0\.again holds itself and"),
+        (deep(), r"extra\.a\.0\.0.* is more than 100 containers deep and"),
+        ({(1, torch.ones(1)): 2}, r"extra\.a\.0 has a key that is a Tensor"),
+        ({frozenset(): 2}, r"extra\.a\.0 has a key that is a frozenset"),
+        ({"\x1b[2J": {1}}, r"extra\.a\.0\.\\x1b\[2J is a set"),
+    ],
+)
+def test_what_can_not_be_kept_is_named_by_its_place(value: Any, text: str) -> None:
+    with pytest.raises(CheckpointError, match=f"^{text}"):
+        tree.flatten({"a": [value]}, "extra", {})
+
+
+def test_one_list_in_two_places_is_no_ring() -> None:
+    shared = [1]
+    assert tree.rebuild(tree.flatten([shared, shared], "extra", {}), {}) == [[1], [1]]
+
+
+def test_a_file_where_checkpoints_should_be_is_an_error(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "run").write_text("")
+    for path in (tmp_path / "run", tmp_path / "run" / "inside"):
+        with pytest.raises(CheckpointError, match="can't be read: Not a directory"):
+            load_newest(path, say=fail)
+
+
 @pytest.mark.ranks
 @pytest.mark.timeout(130)
 def test_killed_at_a_hundred_moments_of_writing(tmp_path: pathlib.Path) -> None:

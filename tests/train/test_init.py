@@ -97,6 +97,38 @@ def test_open_mpi(script: str) -> None:
     assert outputs[1] == ""
 
 
+BAD_CALLS = """
+import paceline
+for settings in ({"timeout_s": float("inf")}, {"timeout_s": float("nan")}, {"timeout_s": 1e12}, {"timeout_s": "9"},
+                 {"timeout_s": 0}, {"seed": 1.5}, {"seed": "1"}, {"seed": True}, {"seed": 2**64}, {"seed": -2**63 - 1}):
+    try:
+        paceline.init(**settings)
+        print("taken", settings)
+    except paceline.InputError as error:
+        print(error.message)
+run = paceline.init(seed=2**64 - 1)
+try:
+    paceline.init()
+except paceline.InputError as error:
+    print(error.message)
+"""
+
+
+@pytest.mark.ranks
+def test_what_init_can_not_use_and_a_second_call_are_refused() -> None:
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", BAD_CALLS],
+        env=environment(), capture_output=True, text=True, timeout=40, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    *lines, started, twice = result.stdout.splitlines()
+    assert [line.partition(";")[0] for line in lines] == [
+        "timeout_s is inf", "timeout_s is nan", "timeout_s is 1000000000000.0", "timeout_s is '9'", "timeout_s is 0",
+        "seed is 1.5", "seed is '1'", "seed is True", f"seed is {2**64}", f"seed is {-(2**63) - 1}",
+    ]  # fmt: skip
+    assert started.startswith("paceline: 1 rank") and twice == "paceline.init() was called twice"
+
+
 def test_without_torch_one_line_says_what_to_install() -> None:
     code = "import sys; sys.modules['torch'] = None\nimport paceline\npaceline.init"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False)

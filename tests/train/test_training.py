@@ -10,6 +10,7 @@ import socket
 from contextlib import redirect_stdout
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from rank_pool import Raised, RankPool
@@ -312,8 +313,8 @@ def fail_on_rank_1(where: str, folder: str) -> None:
     [
         ("init", InputError, "InputError: precision 'fp64' is not known"),
         ("batches", InputError, "InputError: the data set has 1 samples for 2 ranks"),
-        ("log", RuntimeError, "RuntimeError: a Tensor with 2 elements cannot be converted to Scalar"),
-        ("checkpoint", InputError, "InputError: run.checkpoint got step=-1"),
+        ("log", InputError, "InputError: loss is a float32 tensor of shape [2]; expected one real number"),
+        ("checkpoint", InputError, "InputError: run.checkpoint: step is -1; expected a whole number, at least 0"),
         ("resume", KeyError, "KeyError: 'gone'"),
     ],
 )
@@ -451,3 +452,169 @@ def test_ranks_that_do_not_come_are_not_waited_for_for_ever(two_ranks: RankPool)
     assert isinstance(result, Raised)
     with pytest.raises(WorldError, match=r"rank 0 did not meet the other 1 at 127.0.0.1 port .* within 1.0s"):
         raise result.error
+
+
+def keep_and_find_extra(folder: str) -> str:
+    run, _, _ = begin()
+    names = {"a": {"b": torch.ones(2)}, "a.b": torch.zeros(3), 1: torch.tensor(5.0), "1": torch.tensor(6.0)}
+    run.checkpoint(folder, step=1, extra=names)
+    return repr((names, run.resume(folder).extra))
+
+
+def test_names_in_extra_that_look_alike_stay_apart(two_ranks: RankPool, tmp_path: pathlib.Path) -> None:
+    expected = {"a": {"b": torch.ones(2)}, "a.b": torch.zeros(3), 1: torch.tensor(5.0), "1": torch.tensor(6.0)}
+    assert two_ranks.run(keep_and_find_extra, str(tmp_path)) == [repr((expected, expected))] * 2
+
+
+def refused_arguments(folder: str) -> list[str]:
+    run, _, _ = begin()
+    told = []
+    for changed in (
+        {"step": 1.5},
+        {"step": True},
+        {"step": "5"},
+        {"step": torch.tensor(5)},
+        {"keep": 1.5},
+        {"keep": 0},
+        {"folder": folder + "\0"},
+        {"folder": None},
+    ):
+        with pytest.raises(InputError) as caught:
+            run.checkpoint(**{"folder": folder, "step": 1, **changed})
+        told.append(caught.value.message.removeprefix("run.checkpoint: "))
+    run.checkpoint(folder, step=numpy.int64(7), keep=numpy.int64(1))
+    told.append(str(run.resume(folder).step))
+    return told
+
+
+def test_a_checkpoint_with_an_argument_that_is_no_number_writes_nothing(
+    two_ranks: RankPool, tmp_path: pathlib.Path
+) -> None:
+    on_0, on_1 = two_ranks.run(refused_arguments, str(tmp_path / "run"))
+    assert on_0 == on_1
+    assert on_0[:6] == [
+        "step is 1.5; expected a whole number, at least 0",
+        "step is True; expected a whole number, at least 0",
+        "step is '5'; expected a whole number, at least 0",
+        "step is a int64 tensor of shape []; expected a whole number, at least 0",
+        "keep is 1.5; expected a whole number, at least 1",
+        "keep is 0; expected a whole number, at least 1",
+    ]
+    assert on_0[6].startswith("folder is '") and on_0[7:] == ["folder is None; expected the path of a folder", "7"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [".lock", "000001-step-7"]
+
+
+def newer_adam(parameters: Any) -> torch.optim.Optimizer:
+    """Adam as a later PyTorch may have it: with one setting more."""
+    optimizer = type("Adam", (torch.optim.Adam,), {})(parameters, lr=0.1)
+    optimizer.defaults["fresh"] = optimizer.param_groups[0]["fresh"] = 3
+    return optimizer
+
+
+OPTIMIZERS = {
+    "newer": newer_adam,
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "Adam": lambda parameters: torch.optim.Adam(parameters, lr=0.1),
+}
+
+
+def change_optimizer(folder: str, name: str, writes: bool) -> float:
+    run = paceline.init(timeout_s=LIMIT_S)
+    model = torch.nn.Linear(2, 1)
+    model, optimizer = run.prepare(model, OPTIMIZERS[name](model.parameters()))
+    if not writes:
+        run.resume(folder)
+        assert name != "newer" or optimizer.param_groups[0]["fresh"] == 3
+        return optimizer.param_groups[0]["lr"]
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)  # adds a setting to the groups
+    run.backward(model(torch.ones(1, 2)).mean())
+    optimizer.step()
+    schedule.step()
+    run.checkpoint(folder, step=1)
+    return optimizer.param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "is_same"),
+    [
+        ("SGD", "Adam", False),
+        ("Adam", "SGD", False),
+        ("momentum", "Adam", False),
+        ("newer", "Adam", False),
+        ("Adam", "Adam", True),
+        ("Adam", "newer", True),
+    ],
+)
+def test_another_optimizer_is_refused_by_name(
+    there: str, here: str, is_same: bool, two_ranks: RankPool, tmp_path: pathlib.Path
+) -> None:
+    rates = two_ranks.run(change_optimizer, str(tmp_path), there, True)
+    results = two_ranks.call(change_optimizer, str(tmp_path), here, False)
+    if is_same:
+        assert results == rates
+        return
+    first, second = ({"momentum": "SGD", "newer": "Adam"}.get(name, name) for name in (there, here))
+    for result in results:
+        with pytest.raises(CheckpointError, match=rf"another optimizer: {first} \(.*lr.*\) there and {second} \(.*lr"):
+            raise result.error
+
+
+def log_what_is_no_number() -> list[str]:
+    run = paceline.init(timeout_s=LIMIT_S)
+    told = []
+    bad: list[dict[str, Any]] = [
+        {"loss": None},
+        {"loss": "3.5"},
+        {"loss": torch.ones(3)},
+        {"loss": torch.ones((), dtype=torch.complex64)},
+        {"loss": 10**5000},
+        {"step": torch.tensor(1)},
+        {"step": 1.5},
+        {"weight": -1.0},
+        {"weight": float("inf")},
+        {"lo\x1b[2Jss": None},
+    ]
+    for changed in bad:
+        for is_mine in (True, run.rank == 1):
+            with pytest.raises((InputError, WorldError)) as caught:
+                run.log(**{"step": 1, "loss": 1.0, **(changed if is_mine else {})})
+            assert type(caught.value) is (InputError if is_mine else WorldError)
+            if is_mine and run.rank == 1:
+                told.append(caught.value.message)
+            if not is_mine:
+                told.append(caught.value.message.removeprefix("run.log failed on rank 1: InputError: "))
+    return told[::2] if run.rank == 1 else told
+
+
+def test_what_can_not_be_logged_is_named_on_every_rank(two_ranks: RankPool) -> None:
+    on_0, on_1 = two_ranks.run(log_what_is_no_number)
+    assert on_0 == on_1
+    assert [message.partition(";")[0] for message in on_0] == [
+        "loss is None",
+        "loss is '3.5'",
+        "loss is a float32 tensor of shape [3]",
+        "loss is a complex64 tensor of shape []",
+        "loss is an int that is too long to show",
+        "step is a int64 tensor of shape []",
+        "step is 1.5",
+        "weight is -1.0",
+        "weight is inf",
+        "lo\\x1b[2Jss is None",
+    ]
+
+
+def log_control_characters(differs: bool) -> str:
+    run = paceline.init(timeout_s=LIMIT_S)
+    output = io.StringIO()
+    with redirect_stdout(output):
+        run.log(step=run.rank if differs else 1, **{"lo\x1b[2J\nss\ud800": 1.0})
+    return output.getvalue()
+
+
+def test_control_characters_in_a_name_are_not_printed(two_ranks: RankPool) -> None:
+    escaped = "lo\\x1b[2J\\nss\\ud800"
+    assert two_ranks.run(log_control_characters, False)[0] == f"step 1  {escaped} 1\n"
+    for result in two_ranks.call(log_control_characters, True, limit_s=LIMIT_S / 2):
+        assert isinstance(result.error, WorldError), result.text
+        assert escaped in result.error.message

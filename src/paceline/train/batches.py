@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from paceline.errors import CheckpointError, InputError
-from paceline.train import seeds
+from paceline.train import checks, seeds
 
 
 def step_sizes(num_samples: int, world_size: int, batch_size: int) -> list[int]:
@@ -106,7 +106,7 @@ class Batches:
         collate_fn: Callable[[list[Any]], Any] | None,
         num_workers: int,
     ) -> None:
-        _check(dataset, batch_size, share.world_size)
+        batch_size = _check(dataset, batch_size, share.world_size)
         self.epoch = 0
         """Epochs that are complete."""
         self.position = 0
@@ -245,16 +245,22 @@ def _to_device(batch: Any, device: torch.device) -> Any:
     return batch
 
 
-def _check(dataset: Any, batch_size: int, world_size: int) -> None:
+def _check(dataset: Any, batch_size: Any, world_size: int) -> int:
+    """The batch size as an int. Raises InputError."""
+    if isinstance(dataset, Mapping):
+        raise InputError(
+            f"run.batches takes samples by their number, from 0, and a {type(dataset).__name__} has keys",
+            hint="pass one split of it, or its values: list(data.values())",
+        )
     if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise InputError(
             f"run.batches needs __len__ and __getitem__, which {type(dataset).__name__} does not have",
             hint="load it into a list, or index it: class MyData(torch.utils.data.Dataset)",
         )
-    if batch_size < 1:
-        raise InputError(f"batch_size is {batch_size}; expected samples per rank, at least 1")
+    batch_size = checks.whole("batch_size", batch_size, "samples per rank, at least 1", at_least=1)
     if len(dataset) < world_size:
         raise InputError(
             f"the data set has {len(dataset)} samples for {world_size} ranks; every rank needs at least one",
             hint=f"start at most {max(1, len(dataset))} ranks",
         )
+    return batch_size

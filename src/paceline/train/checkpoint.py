@@ -93,9 +93,14 @@ def load_newest(folder: Path, *, say: Callable[[str], None]) -> tuple[Path, Snap
     """The newest whole checkpoint; None when there has never been one here.
 
     Each damaged one that is passed over is told to `say` with its name and the reason. Raises CheckpointError
-    when there are checkpoints and none is whole.
+    when there are checkpoints and none is whole, or `folder` is no folder or can't be read.
     """
-    paths = newest_first(folder)
+    try:
+        paths = newest_first(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder} can't be read: {error.strerror}", hint="give the folder that was given to run.checkpoint"
+        ) from None
     reasons: list[str] = []
     for path in paths:
         reason = damage(path)
@@ -114,10 +119,13 @@ def load_newest(folder: Path, *, say: Callable[[str], None]) -> tuple[Path, Snap
 
 
 def newest_first(folder: Path) -> list[Path]:
-    """Every checkpoint in `folder` that was ever completed, damaged or not."""
-    if not folder.is_dir():
+    """Every checkpoint in `folder` that was ever completed, damaged or not; none when there is no such folder.
+    Raises OSError when it can't be read."""
+    try:
+        paths = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+    except FileNotFoundError:
         return []
-    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=_number, reverse=True)
+    return sorted(paths, key=_number, reverse=True)
 
 
 def damage(path: Path) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import math
 import os
 import secrets
 import socket
@@ -21,7 +22,7 @@ from torch.utils.data import Dataset
 from paceline import events
 from paceline.cluster.detect import detect_place
 from paceline.errors import InputError
-from paceline.train import checkpoint, saving, seeds, values
+from paceline.train import checkpoint, checks, saving, seeds, values
 from paceline.train.batches import Batches, InHand, Share
 from paceline.train.meter import Meter
 from paceline.train.precision import Precision
@@ -32,6 +33,9 @@ from paceline.units import format_count, format_duration
 _TIMEOUT_S = 300.0
 """Long enough for a slow disk or a first compilation on another rank, short enough to notice over a
 coffee."""
+_YEAR_S = 365 * 86400
+_alone: list[Run] = []
+"""The run of this process, where it is the only rank and so has made no process group."""
 
 
 def init(*, precision: str = "fp32", timeout_s: float = _TIMEOUT_S, seed: int = 0) -> Run:
@@ -46,21 +50,26 @@ def init(*, precision: str = "fp32", timeout_s: float = _TIMEOUT_S, seed: int = 
                 augmentation and dropout depend on seed and rank. numpy's global generator is seeded too
                 where numpy is imported before this call; seed a `numpy.random.Generator` yourself
 
-    Raises InputError when PyTorch is missing or too old, or the launcher's variables can't be used;
+    Raises InputError when it is called twice, an argument or the launcher's variables can't be used, or PyTorch is
+    missing or too old;
     WorldError when the ranks don't meet within `timeout_s`.
     """
+    if _alone:
+        raise InputError("paceline.init() was called twice", hint="call it once, and pass the run on")
     if dist.is_initialized():
         raise InputError(
             "paceline.init() makes the process group itself, and there is one already",
             hint="call paceline.init() once, and drop init_process_group from the script",
         )
-    if not timeout_s > 0:
-        raise InputError(f"timeout_s is {timeout_s}; expected seconds above 0")
+    expected = "seconds, from 0.001 to a year"
+    timeout_s = checks.bounded("timeout_s", timeout_s, expected, at_least=0.001, at_most=_YEAR_S)
     place = detect_place(os.environ)
     world = connect(place, timeout_s=timeout_s)
     run = world.on_each_rank("paceline.init", lambda: Run(world=world, precision=precision, seed=seed))
     hosts = [name.decode() for name in world.gather_bytes((place.host or socket.gethostname()).encode())]
     world.require_same("paceline.init", f"precision={precision} seed={seed} device={world.device.type}")
+    if place.world_size == 1:
+        _alone.append(run)
     if place.rank == 0:
         print(_start_line(world, list(dict.fromkeys(hosts)), precision, timeout_s), flush=True)
     # At interpreter exit, because a script has no reason to say that it has ended; Gloo may abort without it.
@@ -86,7 +95,9 @@ class Run:
         self.attempt: int = world.place.attempt
         """How often the launcher has started this run again; 0 the first time."""
         self._world = world
-        self._seed = seed
+        self._seed = seed = checks.whole(
+            "seed", seed, "a whole number from -2**63 to 2**64 - 1", at_least=-(2**63), at_most=2**64 - 1
+        )
         self._precision = Precision(precision, world.device)
         self._meter = Meter(clock_s=clock_s, tell=events.emit, measures_wait=world.backend == "gloo")
         self._in_hand = InHand()
@@ -160,7 +171,7 @@ class Run:
             ),
         )
         self._world.require_same(
-            "run.batches", f"{batches.num_samples} samples, batch_size={batch_size}, shuffle={shuffle}"
+            "run.batches", f"{batches.num_samples} samples, batch_size={batches.batch_size}, shuffle={shuffle}"
         )
         if self._waiting_states:
             batches.load_state_dict(self._waiting_states.pop(0))
@@ -205,7 +216,7 @@ class Run:
                  over batches. For the mean loss of an evaluation, the samples that this rank evaluated.
 
         One small all-reduce: every rank must call it. Raises WorldError on all ranks when they pass different
-        steps or names. A rank whose values can't be logged raises its own error, the others a WorldError.
+        steps or names. A rank whose values, step or weight can't be logged raises InputError, the others a WorldError.
         """
         counts = self._in_hand.counts
         if weight is None:
@@ -213,7 +224,9 @@ class Run:
         samples, seconds = self._meter.take_logged()
         failure: Exception | None = None
         try:
-            floats = {name: _to_float(value) for name, value in named.items()}
+            floats = {name: checks.one_number(checks.printable(name), value) for name, value in named.items()}
+            step = checks.whole("step", step, "a whole number")
+            weight = checks.bounded("weight", weight, "a number of at least 0", at_least=0, at_most=math.inf)
             row = values.pack(step, floats, weight=weight, samples=samples)
         except Exception as error:  # noqa: BLE001  # raised below: the others are waiting in the sum
             failure, row = error, values.pack_failure()
@@ -235,21 +248,24 @@ class Run:
         (rank 0's counts) may hold None, numbers, text, lists, tuples, dictionaries, tensors.
 
         Raises CheckpointError on every rank when it can't be written; earlier checkpoints are then untouched.
+        Raises InputError for a `step`, `keep` or `folder` that can't be used.
         """
         parts = self._prepared("run.checkpoint")
 
         def prepare() -> bytes:
-            if step < 0 or keep < 1:
-                raise InputError(f"run.checkpoint got step={step}, keep={keep}; expected step >= 0 and keep >= 1")
+            checks.folder("run.checkpoint", folder)
+            checks.whole("run.checkpoint: step", step, "a whole number, at least 0", at_least=0)
+            checks.whole("run.checkpoint: keep", keep, "a whole number, at least 1", at_least=1)
             return json.dumps(seeds.capture(self.device)).encode()
 
         rng = self._world.gather_bytes(self._world.on_each_rank("run.checkpoint", prepare))
 
         def write() -> bytes:
-            snapshot = saving.take(parts, step=step, extra=extra, rng=[json.loads(part) for part in rng])
-            saved = checkpoint.save(Path(folder), snapshot, step=step, keep=keep)
+            number = int(step)  # numpy's are no JSON
+            snapshot = saving.take(parts, step=number, extra=extra, rng=[json.loads(part) for part in rng])
+            saved = checkpoint.save(Path(folder), snapshot, step=number, keep=keep)
             path = saved.path.resolve()
-            events.emit(events.CheckpointSaved(step=step, path=str(path), num_bytes=saved.num_bytes))
+            events.emit(events.CheckpointSaved(step=number, path=str(path), num_bytes=saved.num_bytes))
             return str(path).encode()
 
         return Path(self._world.on_rank_0("run.checkpoint", write).decode())
@@ -273,11 +289,14 @@ class Run:
 
         def read() -> bytes:
             nonlocal found
-            newest = checkpoint.load_newest(Path(folder), say=lambda line: print(line, flush=True))
+            newest = checkpoint.load_newest(
+                checks.folder("run.resume", folder), say=lambda line: print(line, flush=True)
+            )
             if newest is None:
                 return b""
             path, found = newest
             checkpoint.require_same_shapes(parts.model.state_dict(), found.model, path)
+            saving.require_same_optimizer(parts.optimizer, found.state, path)
             return str(path).encode()
 
         if not self._world.on_rank_0("run.resume", read):
@@ -333,11 +352,7 @@ def _start_line(world: World, hosts: list[str], precision: str, timeout_s: float
 
 
 def _log_line(step: int, means: dict[str, float], samples: int, seconds: float) -> str:
-    words = [f"step {step}", *(f"{name} {value:.4g}" for name, value in means.items())]
+    words = [f"step {step}", *(f"{checks.printable(name)} {value:.4g}" for name, value in means.items())]
     if samples and seconds > 0:
         words.append(f"{format_count(samples / seconds)} samples/s")
     return "  ".join(words)
-
-
-def _to_float(value: float | torch.Tensor) -> float:
-    return value.item() if isinstance(value, torch.Tensor) else float(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,11 +49,31 @@ def take(parts: Parts, *, step: int, extra: Any, rng: list[dict[str, Any]]) -> S
         "training": parts.training,
         "extra": tree.flatten(extra, "extra", tensors),
         "optimizer": tree.flatten(parts.optimizer.state_dict(), "optimizer", tensors),
+        "optimizer_kind": _kind(parts.optimizer),
         "scaler": parts.precision.state_dict(),
         "batches": [batches.state_dict() for batches in parts.batches],
         "rng": rng,
     }
     return Snapshot(model=_plain_tensors(parts.model), tensors=tensors, state=state)
+
+
+def require_same_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], path: Path) -> None:
+    """Raises CheckpointError when the checkpoint holds the state of another kind of optimizer.
+
+    PyTorch takes it if only the shapes fit, and then fails in a later step, or goes on with wrong numbers. Settings
+    that are new here are not a difference: a newer PyTorch adds some.
+    """
+    there, here = state.get("optimizer_kind"), _kind(optimizer)
+    if there is None:  # written before this was kept
+        return
+    lacking = [name for name in there["settings"] if name not in here["settings"]]
+    if there["class"] != here["class"] or lacking:
+        told = f", without {', '.join(lacking)}" if lacking else ""
+        raise CheckpointError(
+            f"{path} belongs to another optimizer: {there['class']} ({', '.join(there['settings'])}) there and "
+            f"{here['class']} ({', '.join(here['settings'])}) here{told}",
+            hint="resume with the optimizer it was trained with, or choose another checkpoint folder",
+        )
 
 
 def put_back(parts: Parts, snapshot: Snapshot, *, rank: int, device: torch.device) -> Resumed:
@@ -64,6 +85,9 @@ def put_back(parts: Parts, snapshot: Snapshot, *, rank: int, device: torch.devic
         parts.optimizer.load_state_dict(tree.rebuild(state["optimizer"], snapshot.tensors))
     except ValueError as error:
         raise CheckpointError(f"the checkpoint belongs to another optimizer: {error}") from error
+    for group in parts.optimizer.param_groups:
+        for name, value in parts.optimizer.defaults.items():
+            group.setdefault(name, value)  # a setting that was not there when the checkpoint was written
     parts.precision.load_state_dict(state["scaler"])
     for batches, saved in zip(parts.batches, state["batches"], strict=False):
         batches.load_state_dict(saved)
@@ -91,6 +115,11 @@ def share(world: World, snapshot: Snapshot | None) -> Snapshot:
         for name in sorted(part):
             world.broadcast(part[name])
     return whole
+
+
+def _kind(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Its own settings, without what a scheduler adds to the parameter groups."""
+    return {"class": type(optimizer).__name__, "settings": sorted(optimizer.defaults)}
 
 
 def _plain_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from paceline.errors import InputError, WorldError
+from paceline.train.checks import printable
 
 MAX_VALUES = 60
 _HASH_BITS = 20
@@ -55,7 +56,11 @@ def disagreement(
     gather: Callable[[bytes], list[bytes]], step: int, names: list[str], failure: Exception | None
 ) -> WorldError:
     """Who logged what, or could not; `gather` collects the bytes of every rank."""
-    mine = f"step {step}, {', '.join(names)}" if failure is None else f"{type(failure).__name__}: {failure}"
+    mine = (
+        f"step {step}, {', '.join(map(printable, names))}"
+        if failure is None
+        else f"{type(failure).__name__}: {failure}"
+    )
     told = [part.decode() for part in gather(f"{failure is None:d}{mine}".encode())]
     lines = [f"rank {rank}: {part[1:]}" for rank, part in enumerate(told)]
     failed = [line for line, part in zip(lines, told, strict=True) if part[0] == "0"]
