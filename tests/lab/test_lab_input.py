@@ -119,7 +119,7 @@ def test_no_torch_there(lab: Lab, folder: str) -> None:
 def test_another_torch_there(lab: Lab, folder: str) -> None:
     write(lab, "h2", "fake/torch/__init__.py", "")
     write(lab, "h2", "fake/torch/version.py", "__version__ = '2.9.0+cu128'\ncuda: str = '12.8'\n")
-    python = stand_in(lab, "h2", "newer", "sys.path.insert(0, '/root/fake')")
+    python = stand_in(lab, "h2", "newer", f"sys.path.insert(0, '{lab.spec.home}/fake')")
     message = refused(lab, folder, "--hostfile", hostfile(lab, f"h1\nh2 python={python}\n"), "hello.py")
     assert "2.9.0+cu128" in message and "on h2: python -m pip install torch==" in message
 
