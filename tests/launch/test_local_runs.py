@@ -232,6 +232,10 @@ def test_a_dry_run_starts_nothing_and_says_everything(tmp_path: Path) -> None:
         (["--python", "/no/python", "train.py"], "paceline: localhost: there is no Python at /no/python"),
         (["--env", "NOT_SET_HERE", "train.py"], "paceline: --env NOT_SET_HERE: it is not set here"),
         (["--json", "train.py"], "paceline: --json only goes with --dry-run"),
+        (["--grace", "nan", "train.py"], "paceline: --grace nan: expected seconds, at most 86400 (a day)"),
+        (["--grace", "inf", "train.py"], "paceline: --grace inf: expected seconds, at most 86400 (a day)"),
+        (["--env", "WORLD_SIZE=7", "train.py"], "paceline: --env WORLD_SIZE=7: WORLD_SIZE is paceline's to set"),
+        (["--env", "MASTER_PORT=²", "train.py"], "paceline: --env MASTER_PORT=²: expected a port from 1 to 65535"),
         (["--", "no-such-command-here"], "paceline: host localhost failed first: No such file or directory"),
     ],
 )
@@ -240,6 +244,12 @@ def test_mistakes_are_one_message(tmp_path: Path, words: list[str], message: str
     assert ended.process.returncode in (1, 2, 3)
     assert message.format(folder=tmp_path) in ended.err
     assert "Traceback" not in ended.err
+
+
+def test_an_option_after_the_script_is_noticed(tmp_path: Path) -> None:
+    ended = run(tmp_path, "train.py", "-H", "a,b", script="import sys; print(sys.argv[1:])")
+    assert ended.process.returncode == 0 and "['-H', 'a,b']" in ended.out
+    assert "paceline: note: -H stands after train.py, so it is given to it" in ended.err
 
 
 # Restarts
