@@ -273,9 +273,7 @@ class Agent:
         except OSError:
             data = b""
         if not data:
-            self._watch(descriptor, False, selectors.EVENT_READ, self._flush)
-            rank.streams.pop(descriptor, None)
-            _close_stream(rank, descriptor)
+            self._let_go(rank, descriptor)
             return False
         if stream == "events":
             self._pass_events(rank, data)
@@ -317,9 +315,13 @@ class Agent:
         self._reap(time.monotonic())
         for rank in self._ranks.values():
             for descriptor in list(rank.streams):
-                self._watch(descriptor, False, selectors.EVENT_READ, self._flush)
-                _close_stream(rank, descriptor)
+                self._let_go(rank, descriptor)
         self._ranks.clear()
+
+    def _let_go(self, rank: RankProcess, descriptor: int) -> None:
+        self._watch(descriptor, False, selectors.EVENT_READ, self._flush)
+        rank.streams.pop(descriptor, None)
+        _close_stream(rank, descriptor)
 
     # The end
 

@@ -61,7 +61,7 @@ class Hosts:
                 failures.append(error)
         if failures:
             raise _together(failures)
-        hellos = self._gather(protocol.Hello, START_LIMIT_S, "start the agent")
+        hellos = self._gather(protocol.Hello, START_LIMIT_S, "start the agent", range(len(self.hosts)))
         for index, (hello, at_s) in hellos.items():
             self.clock_offset_s[index] = at_s - hello.monotonic_s
         for index, channel in enumerate(self.channels):
@@ -94,7 +94,7 @@ class Hosts:
         last_moved_s: Callable[[], float] | None = None,
     ) -> dict[int, M]:
         """Wait for one answer of each of these hosts, `timeout_s` from now or from when something last moved."""
-        answers = self._gather(answer, timeout_s, doing, set(indices), last_moved_s)
+        answers = self._gather(answer, timeout_s, doing, indices, last_moved_s)
         return {index: message for index, (message, _) in answers.items()}
 
     def _gather(
@@ -102,10 +102,10 @@ class Hosts:
         answer: type[M],
         timeout_s: float,
         doing: str,
-        wanted: set[int] | None = None,
+        wanted: Iterable[int],
         last_moved_s: Callable[[], float] | None = None,
     ) -> dict[int, tuple[M, float]]:
-        waiting = set(range(len(self.hosts))) if wanted is None else set(wanted)
+        waiting = set(wanted)
         answers: dict[int, tuple[M, float]] = {}
         failures: dict[int, HostError] = {}
         deadline = time.monotonic() + timeout_s

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from paceline.cluster.spec import resolve_slots
+from paceline.cluster.spec import Host, resolve_slots
 from paceline.errors import HostError
 from paceline.launch import protocol, ship
 from paceline.launch.compare import Difference, compare_facts
@@ -76,7 +76,7 @@ def prepare(hosts: Hosts, options: RunOptions, run_id: str, *, dry_run: bool) ->
             python=facts[index].python_path,
             cwd=places[index].cwd,
             python_path=(f"{facts[index].state_folder}/runtime/{hosts.runtime_digest}", *extra_folders.get(index, ())),
-            env={**dict(options.env), **dict(host.env)},
+            env=_asked_env(options, host),
         )
         for index, host in enumerate(options.hosts)
     )
@@ -93,12 +93,17 @@ def prepare(hosts: Hosts, options: RunOptions, run_id: str, *, dry_run: bool) ->
     )
 
 
+def _asked_env(options: RunOptions, host: Host) -> dict[str, str]:
+    """What the user gives the ranks of a host: its line in the hostfile goes before --env."""
+    return {**dict(options.env), **dict(host.env)}
+
+
 def _choose_slots(options: RunOptions, facts: Sequence[Facts]) -> tuple[list[int], list[tuple[int, str]]]:
     """Per host the GPUs that its ranks will see; and the number of ranks, with the reason."""
     num_gpus: list[int] = []
     choices: list[tuple[int, str]] = []
     for host, fact in zip(options.hosts, facts, strict=True):
-        asked = {**dict(options.env), **dict(host.env)}
+        asked = _asked_env(options, host)
         count, why_gpus = count_gpus(fact.gpus, asked=asked, there=fact.visible_gpus, gpus=host.gpus)
         slots, why = resolve_slots(host, len(fact.gpus) if host.gpus is not None else count)
         num_gpus.append(count)

@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from paceline.events import name_descriptor
@@ -108,27 +108,24 @@ def find_family(sessions: Iterable[int], *, spare: Container[int]) -> list[int]:
     """
     wanted = set(sessions)
     found: list[int] = []
-    for name in os.listdir("/proc"):
-        fields = _stat_fields(int(name)) if name.isdigit() else []
-        if not fields or int(name) in spare:
-            continue
-        state, parent, group, session = fields[0], int(fields[1]), int(fields[2]), int(fields[3])
-        is_orphan = parent == os.getpid() and int(name) not in wanted
-        if state == "Z" and is_orphan:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(int(name), os.WNOHANG)
-        elif state not in "ZX" and (is_orphan or group in wanted or session in wanted):
-            found.append(int(name))
+    for pid, parent, group, session in _living():
+        is_orphan = parent == os.getpid() and pid not in wanted
+        if pid not in spare and (is_orphan or group in wanted or session in wanted):
+            found.append(pid)
     return found
 
 
 def session_is_empty(session: int) -> bool:
     """No living process belongs to this session or process group."""
+    return all(session not in (its_group, its_session) for _, _, its_group, its_session in _living())
+
+
+def _living() -> Iterator[tuple[int, int, int, int]]:
+    """(pid, parent, process group, session) of every process that has not ended."""
     for name in os.listdir("/proc"):
         fields = _stat_fields(int(name)) if name.isdigit() else []
-        if fields and fields[0] not in "ZX" and session in (int(fields[2]), int(fields[3])):
-            return False
-    return True
+        if fields and fields[0] not in "ZX":
+            yield int(name), int(fields[1]), int(fields[2]), int(fields[3])
 
 
 def reap_orphans(spare: Container[int]) -> None:
