@@ -1,0 +1,170 @@
+"""What a codec is, how values are cut into messages, and what those weigh. The engines cut as the planner counts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from paceline.errors import InputError
+
+CodecName = Literal["none", "bf16", "fp16", "int8", "int4", "powersgd", "topk"]
+CODEC_NAMES: tuple[CodecName, ...] = ("none", "bf16", "fp16", "int8", "int4", "powersgd", "topk")
+
+CHUNK_VALUES = 1 << 22
+"""At most so many values travel as one message, so that encoding one overlaps with sending another."""
+HEADER_BYTES = 48
+"""What a host says of itself to each other host in each outer round."""
+
+_SCALE_BYTES = 2  # bfloat16: gradients of 1e-8 are common, and float16 ends at 6e-8
+_BLOCKS: dict[CodecName, int] = {
+    "none": 1,
+    "bf16": 1,
+    "fp16": 1024,
+    "int8": 256,
+    "int4": 64,
+    "powersgd": 1,
+    "topk": 4096,
+}
+_BITS: dict[CodecName, int] = {"bf16": 16, "fp16": 16, "int8": 8, "int4": 4}
+
+Shape = Sequence[int]
+
+
+def require_whole(name: str, value: object, *, at_least: int, at_most: int | None = None, because: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least or (at_most or value) < value:
+        raise InputError(
+            f"{name} is {value!r}; expected a whole number, at least {at_least}{because and f', {because}'}"
+        )
+
+
+def require_number(
+    name: str,
+    value: object,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    below: float = math.inf,
+    at_most: float = math.inf,
+) -> None:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        low = (above is None or value > above) and (at_least is None or value >= at_least)
+        if low and value < below and value <= at_most:
+            return
+    bounds = [
+        f"above {above:g}" if above is not None else f"at least {at_least:g}",
+        f"below {below:g}" if math.isfinite(below) else f"at most {at_most:g}" if math.isfinite(at_most) else "",
+    ]
+    raise InputError(f"{name} is {value!r}; expected a number {' and '.join(filter(None, bounds))}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Codec:
+    """How values are written for the wire. Raises InputError for what it can't do."""
+
+    name: CodecName = "none"
+    rank: int = 4
+    """Of powersgd: columns of the factors, at least 1."""
+    density: float = 1 / 64
+    """Of topk: the share of values that are sent, above 0 and at most 0.5."""
+
+    def __post_init__(self) -> None:
+        if self.name not in CODEC_NAMES:
+            raise InputError(f"codec {self.name!r} is not known", hint=f"one of {', '.join(CODEC_NAMES)}")
+        require_whole("powersgd's rank", self.rank, at_least=1)
+        require_number("topk's density", self.density, above=0.0, at_most=0.5)
+
+    @property
+    def block_values(self) -> int:
+        """Values that share a scale; what is encoded together is a multiple of it."""
+        return _BLOCKS[self.name]
+
+    @property
+    def kept_values(self) -> int:
+        """Of topk: values that are kept of each block; even, because two 12-bit indices share three bytes."""
+        return max(2, 2 * round(self.density * self.block_values / 2))
+
+    def encoded_bytes(self, num_values: int) -> int:
+        """Bytes of `num_values` values (a multiple of `block_values`) once encoded. Not for none and powersgd, which
+        send floating-point numbers as they are."""
+        blocks = num_values // self.block_values
+        if self.name == "topk":  # per value an 8-bit code and a 12-bit index
+            return blocks * (_SCALE_BYTES + self.kept_values * 5 // 2)
+        scales = 0 if self.name == "bf16" else blocks * _SCALE_BYTES
+        return num_values * _BITS[self.name] // 8 + scales
+
+    def __str__(self) -> str:
+        if self.name == "powersgd":
+            return f"powersgd={self.rank}"
+        return f"topk={self.density:g}" if self.name == "topk" else self.name
+
+
+PLAIN = Codec()
+"""Values as they are."""
+
+
+def exact_bytes(num_bytes: float, num_hosts: int) -> float:
+    """What each of `num_hosts` sends in an all-reduce of `num_bytes`: a reduce-scatter and an all-gather, each of
+    which leaves out a host's own part (Patarasuk and Yuan, 2009)."""
+    return 2 * (num_hosts - 1) / num_hosts * num_bytes
+
+
+def reduced_bytes(codec: Codec, num_values: int, *, num_hosts: int, lanes: int, value_bytes: int = 4) -> float:
+    """What a host sends to average `num_values` values that are laid end to end. Not for powersgd."""
+    if num_hosts == 1:
+        return 0.0
+    if codec.name == "none":
+        return exact_bytes(value_bytes * num_values, num_hosts)
+    sent = 0
+    for lane in range(lanes):
+        part = lane_slice(lane, num_values, lanes)
+        for chunk in chunk_slices(codec, part.stop - part.start, num_hosts):
+            sent += (num_hosts - 1) * _message_bytes(codec, chunk.stop - chunk.start, num_hosts)
+    return float(sent)
+
+
+def _message_bytes(codec: Codec, num_values: int, num_hosts: int) -> int:
+    """What a host sends to each other host for one chunk."""
+    if codec.name == "topk":  # each host's choice of values goes to all
+        return codec.encoded_bytes(_round_up(num_values, codec.block_values))
+    return 2 * codec.encoded_bytes(part_values(codec, num_values, num_hosts))  # its part there, the mean of mine back
+
+
+def lane_slice(lane: int, num_values: int, lanes: int) -> slice:
+    """Which values the rank `lane` of each host carries across."""
+    return slice(lane * num_values // lanes, (lane + 1) * num_values // lanes)
+
+
+def chunk_slices(codec: Codec, num_values: int, num_hosts: int) -> list[slice]:
+    """The messages that `num_values` values are sent in; all but the last are whole blocks for each host."""
+    whole = num_hosts * codec.block_values
+    size = max(whole, CHUNK_VALUES // whole * whole)
+    return [slice(start, min(start + size, num_values)) for start in range(0, num_values, size)]
+
+
+def part_values(codec: Codec, num_values: int, num_hosts: int) -> int:
+    """The values of a chunk that one host adds up, in whole blocks."""
+    return _round_up(-(-num_values // num_hosts), codec.block_values)
+
+
+def powersgd_values(bucket: Sequence[Shape], rank: int) -> int:
+    """Floating-point numbers that PowerSGD reduces for a bucket: two factors per matrix, the rest as it is, and one
+    that says whether all were finite (arXiv 1905.13727)."""
+    return 1 + sum(
+        rank * sum(matrix_shape(shape)) if is_low_rank(shape, rank) else math.prod(shape) for shape in bucket
+    )
+
+
+def matrix_shape(shape: Shape) -> tuple[int, int]:
+    """A gradient as a matrix: its first dimension by all others."""
+    return shape[0], math.prod(shape[1:])
+
+
+def is_low_rank(shape: Shape, rank: int) -> bool:
+    """Whether PowerSGD's factors are at most half as large as the gradient."""
+    return len(shape) > 1 and 2 * rank * sum(matrix_shape(shape)) <= math.prod(shape)
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
