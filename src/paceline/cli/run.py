@@ -22,6 +22,7 @@ from paceline.launch.prepare import Prepared
 from paceline.launch.run import dry_run as plan_run
 from paceline.launch.run import run as start_run
 from paceline.network.candidates import parse_nic
+from paceline.strategy import Strategy, parse_sync
 from paceline.watch.fold import RunView, fold
 
 Kind = Literal["script", "module", "command"]
@@ -29,7 +30,7 @@ Kind = Literal["script", "module", "command"]
 _PATH = click.Path(path_type=Path)
 _GRACE_LIMIT_S = 86_400.0
 _OURS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"}
-_LATE = {"-H", "--hosts", "--hostfile", "--dry-run", "--restarts", "--no-ship"}
+_LATE = {"-H", "--hosts", "--hostfile", "--dry-run", "--restarts", "--no-ship", "--sync"}
 _COUNT = click.IntRange(min=0)
 _SECONDS = click.FloatRange(min=0)
 
@@ -75,6 +76,9 @@ def split_words(args: list[str], valued: set[str]) -> tuple[list[str], Kind, tup
 @click.option("--python", metavar="PATH", help="The interpreter on every host.  [this one's path]")
 @click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Give the ranks a variable; may be repeated.")
 @click.option("--nic", metavar="NAME|NETWORK", help="Use this interface or network.  [found by trying]")
+@click.option(
+    "--sync", metavar="TEXT", help="How hosts synchronise: every:int4, diloco:H=100, ...  [as the script does]"
+)
 @click.option("--ship/--no-ship", default=True, help="Copy the project to hosts that don't share it.  [yes]")
 @click.option("--restarts", type=_COUNT, default=0, metavar="N", help="Start all ranks again after a failure.  [0]")
 @click.option(
@@ -91,6 +95,7 @@ def run(
     python: str | None,
     env: tuple[str, ...],
     nic: str | None,
+    sync: str | None,
     ship: bool,
     restarts: int,
     grace: float,
@@ -117,6 +122,7 @@ def run(
         python=python,
         env=_parse_env(env),
         nic=parse_nic(nic) if nic is not None else None,
+        sync=_parse_sync(sync, kind) if sync is not None else None,
         ship=ship,
         allow_mismatch=allow_mismatch,
         restarts=restarts,
@@ -171,6 +177,15 @@ def _choose_hosts(hosts: str | None, hostfile: Path | None) -> tuple[tuple[Host,
     if hostfile is not None:
         return read_hostfile(hostfile), f"from {hostfile}"
     return parse_hosts("localhost", origin="this machine"), "this machine, as neither -H nor --hostfile was given"
+
+
+def _parse_sync(text: str, kind: Kind) -> Strategy:
+    if kind == "command":
+        raise InputError(
+            "--sync goes with a Python script or module: a command starts processes that it can't reach",
+            hint="paceline run --sync TEXT train.py, or -m MODULE",
+        )
+    return parse_sync(text)
 
 
 def _check_script(options: RunOptions) -> None:

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from paceline.launch.process import LEASE_VARIABLE
+from paceline.strategy import Strategy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,8 @@ class RunPlan:
     hosts: tuple[HostPlan, ...]
     master_addr: str
     max_restarts: int
+    sync: Strategy | None = None
+    """None: as the script does it."""
 
     @property
     def num_ranks(self) -> int:
@@ -107,6 +110,7 @@ def _shared_environment(plan: RunPlan, host_index: int, *, port: int, attempt: i
         "PACELINE_ATTEMPT": str(attempt),
         "PACELINE_WORLD_SIZE": world_size,
         "PACELINE_NUM_HOSTS": num_hosts,
+        **({"PACELINE_SYNC": str(plan.sync)} if plan.sync is not None else {}),
         LEASE_VARIABLE: f"{plan.run_id}/{host_index}",
     }
     paths = [*host.python_path, *filter(None, [host.env.get("PYTHONPATH")])]

@@ -8,6 +8,7 @@ from typing import Literal
 
 from paceline.cluster.spec import Host
 from paceline.network.candidates import Nic
+from paceline.strategy import Strategy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,8 @@ class RunOptions:
     env: tuple[tuple[str, str], ...] = ()
     nic: Nic | None = None
     """Where the addresses of all hosts must lie; None: found by trying."""
+    sync: Strategy | None = None
+    """How the ranks of a script or module synchronise; None: as the script does it."""
     ship: bool = True
     allow_mismatch: bool = False
     restarts: int = 0

@@ -80,7 +80,13 @@ def prepare(hosts: Hosts, options: RunOptions, run_id: str, *, dry_run: bool) ->
         )
         for index, host in enumerate(options.hosts)
     )
-    plan = RunPlan(run_id=run_id, hosts=plans, master_addr=wires[0].address, max_restarts=options.restarts)
+    plan = RunPlan(
+        run_id=run_id,
+        hosts=plans,
+        master_addr=wires[0].address,
+        max_restarts=options.restarts,
+        sync=options.sync,
+    )
     return Prepared(
         plan=plan,
         facts=tuple(facts),

@@ -42,6 +42,8 @@ def explain_choices(
 ) -> Iterator[Reason]:
     """Every choice, host by host."""
     yield Reason(what="hosts", why=hosts_why)
+    if plan.sync is not None:
+        yield Reason(what="sync", why=f"{plan.sync}: asked for with --sync")
     for index, host in enumerate(plan.hosts):
         place = places[index]
         threads, threads_why = choose_num_threads(host)
@@ -60,6 +62,8 @@ def summarise_choices(
         found = _grouped((host.name, wire.interface) for host, wire in zip(plan.hosts, wires, strict=True))
         interfaces = ", ".join(f"{interface} on {names}" for interface, names in found)
         yield Reason(what="wires", why=f"{interfaces}; every pair of hosts was tried")
+    if plan.sync is not None:
+        yield Reason(what="sync", why=str(plan.sync))
     threads = _grouped((host.name, _describe_threads(host)) for host in plan.hosts)
     yield Reason(what="threads", why="; ".join(f"{text} on {names}" for text, names in threads))
     copies = [(host.name, place) for host, place in zip(plan.hosts, places, strict=True) if place.num_sent is not None]
