@@ -143,6 +143,14 @@ def chunk_slices(codec: Codec, num_values: int, num_hosts: int) -> list[slice]:
     return [slice(start, min(start + size, num_values)) for start in range(0, num_values, size)]
 
 
+def piece_slices(codec: Codec, num_values: int, *, num_hosts: int, lanes: int) -> list[slice]:
+    """The reductions that an outer round of `num_values` values is done in: for each lane one message, so that taking
+    the difference, sending and applying overlap."""
+    whole = num_hosts * codec.block_values
+    size = max(whole, CHUNK_VALUES // whole * whole) * lanes
+    return [slice(start, min(start + size, num_values)) for start in range(0, num_values, size)]
+
+
 def part_values(codec: Codec, num_values: int, num_hosts: int) -> int:
     """The values of a chunk that one host adds up, in whole blocks."""
     return _round_up(-(-num_values // num_hosts), codec.block_values)

@@ -18,6 +18,7 @@ from paceline.codec import (
     Codec,
     Shape,
     exact_bytes,
+    piece_slices,
     powersgd_values,
     reduced_bytes,
     require_number,
@@ -133,7 +134,7 @@ class Outer:
 
         buckets            shapes of the weights; how they are grouped makes no difference here
         lanes              ranks per host that share the work: the smallest number of ranks on a host
-        num_buffer_values  values in buffers such as BatchNorm's, which are averaged once per period
+        num_buffer_values  values in buffers such as BatchNorm's running statistics, averaged once per period
         """
         if num_hosts == 1:
             return 0.0
@@ -141,7 +142,8 @@ class Outer:
         sent = exact_bytes(4 * num_buffer_values, num_hosts)
         for fragment in range(self.fragments):
             part = self.fragment_slice(fragment, num_values)
-            sent += reduced_bytes(self.codec, part.stop - part.start, num_hosts=num_hosts, lanes=lanes)
+            for piece in piece_slices(self.codec, part.stop - part.start, num_hosts=num_hosts, lanes=lanes):
+                sent += reduced_bytes(self.codec, piece.stop - piece.start, num_hosts=num_hosts, lanes=lanes)
             sent += lanes * (num_hosts - 1) * HEADER_BYTES
         return sent / self.period_steps
 
