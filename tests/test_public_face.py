@@ -38,6 +38,13 @@ def test_every_name_is_there() -> None:
     assert (result.returncode, result.stdout.split()) == (0, []), result.stderr
 
 
+def test_strategies_need_no_torch() -> None:
+    code = "import paceline, sys; print(paceline.parse_sync('local:H=4') == paceline.Outer(period_steps=4)); "
+    code += "print(paceline.EveryStep(codec=paceline.Codec(name='int8')), 'torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert result.stdout.split() == ["True", "every:int8", "False"], result.stderr
+
+
 def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Trainer'"):
         paceline.Trainer  # noqa: B018

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import CheckpointError, HostError, InputError, PacelineError, WorldError
 
 if TYPE_CHECKING:
+    from paceline.codec import Codec
+    from paceline.strategy import EveryStep, Outer, parse_sync
     from paceline.train.batches import Batches
     from paceline.train.run import Run, init
 
@@ -18,16 +20,28 @@ __version__ = "0.1.0"
 __all__ = [
     "Batches",
     "CheckpointError",
+    "Codec",
+    "EveryStep",
     "HostError",
     "InputError",
+    "Outer",
     "PacelineError",
     "Run",
     "WorldError",
     "__version__",
     "init",
+    "parse_sync",
 ]
 
-_HOMES = {"Batches": "paceline.train.batches", "Run": "paceline.train.run", "init": "paceline.train.run"}
+_HOMES = {
+    "Batches": "paceline.train.batches",
+    "Codec": "paceline.codec",
+    "EveryStep": "paceline.strategy",
+    "Outer": "paceline.strategy",
+    "Run": "paceline.train.run",
+    "init": "paceline.train.run",
+    "parse_sync": "paceline.strategy",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -36,5 +50,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     import importlib
 
-    importlib.import_module("paceline.train.requirements").require_torch()
+    if home.startswith("paceline.train."):
+        importlib.import_module("paceline.train.requirements").require_torch()
     return getattr(importlib.import_module(home), name)
