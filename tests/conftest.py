@@ -1,4 +1,4 @@
-"""The police around each test, the tiers, and the last lines of a test run."""
+"""The police around each test, pools of real ranks, the tiers, and the last lines of a test run."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 import police
+from rank_pool import RankPool
 
 # Tier -> seconds that one test of it may take before it is listed.
 TIERS = {"pure": 1.0, "ranks": 10.0, "launcher": 10.0, "lab": 30.0}
@@ -96,6 +97,41 @@ def nothing_left_behind() -> Iterator[None]:
             os.chdir(folder)
         police.clean_up(leaks, environ)
         pytest.fail("this test left behind:\n" + "\n".join(lines).strip(), pytrace=False)
+
+
+def _pool(size: int) -> Iterator[RankPool]:
+    pool = RankPool(size)
+    yield pool
+    pool.stop()
+
+
+@pytest.fixture(scope="session")
+def two_ranks_of_session() -> Iterator[RankPool]:
+    yield from _pool(2)
+
+
+@pytest.fixture(scope="session")
+def four_ranks_of_session() -> Iterator[RankPool]:
+    yield from _pool(4)
+
+
+def _fresh_after_failure(pool: RankPool, request: pytest.FixtureRequest) -> Iterator[RankPool]:
+    failed_before = request.session.testsfailed
+    yield pool
+    if request.session.testsfailed > failed_before:
+        with police.lasting():
+            pool.stop()
+            pool.start()
+
+
+@pytest.fixture
+def two_ranks(two_ranks_of_session: RankPool, request: pytest.FixtureRequest) -> Iterator[RankPool]:
+    yield from _fresh_after_failure(two_ranks_of_session, request)
+
+
+@pytest.fixture
+def four_ranks(four_ranks_of_session: RankPool, request: pytest.FixtureRequest) -> Iterator[RankPool]:
+    yield from _fresh_after_failure(four_ranks_of_session, request)
 
 
 class _Recorder:
