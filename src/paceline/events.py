@@ -85,8 +85,9 @@ class Progress(Event):
     since_first_step_s: float
     """Seconds since the first step began, busy or not."""
     sync_wait_s: float | None
-    """Seconds in which this rank did nothing but wait for gradients; None where that can't be measured."""
+    """Seconds in which this rank did nothing but wait for the others; None where that can't be measured."""
     sent_bytes: int
+    """To other hosts."""
 
 
 class CheckpointSaved(Event):

@@ -382,19 +382,18 @@ def test_ranks_that_disagree_are_told_at_once(two_ranks: RankPool) -> None:
                 raise result.error
 
 
-def count_traffic() -> tuple[int, int, float, float]:
+def count_steps() -> tuple[int, int, float]:
     run, model, optimizer = begin()
     train(run, model, optimizer, run.batches(make_data(), 2), 6)
     meter = run._meter
-    return meter.steps, meter.samples, meter.sent_bytes, meter.sync_wait_s
+    return meter.steps, meter.samples, meter.sync_wait_s
 
 
-def test_steps_samples_and_bytes_are_counted(two_ranks: RankPool) -> None:
-    results = two_ranks.run(count_traffic)
-    assert [samples for _, samples, _, _ in results] == [12, 11]
-    num_parameters = 5 * 300 + 300 + 300 + 1
-    for steps, _, sent_bytes, wait_s in results:
-        assert (steps, sent_bytes) == (6, 6 * num_parameters * 4)
+def test_steps_samples_and_waiting_are_counted(two_ranks: RankPool) -> None:
+    results = two_ranks.run(count_steps)
+    assert [samples for _, samples, _ in results] == [12, 11]
+    for steps, _, wait_s in results:
+        assert steps == 6
         assert 0 < wait_s < 10
 
 

@@ -24,6 +24,13 @@ def test_summary_of_a_script_with_nothing_of_ours_in_it() -> None:
     ]
 
 
+def test_one_host_sends_nothing_to_others() -> None:
+    one = Progress(steps=400, samples=4000, since_first_step_s=100.0, sync_wait_s=12.0, sent_bytes=0)
+    view = RunView(hosts=("alice",), num_ranks=2, progress={0: one, 1: one})
+    facts = render_summary(view, duration_s=192, log_folder=FOLDER, width=80)[1]
+    assert facts == "  80 samples/s · 12% of the time in synchronisation"
+
+
 def test_summary_with_progress_and_a_checkpoint() -> None:
     one = Progress(steps=400, samples=41_200, since_first_step_s=100.0, sync_wait_s=12.0, sent_bytes=950_000_000)
     view = RunView(
@@ -34,7 +41,7 @@ def test_summary_with_progress_and_a_checkpoint() -> None:
     )
     assert render_summary(view, duration_s=192, log_folder=FOLDER, width=80) == [
         "─ paceline ─ 2 ranks on alice, bob · 3m12s ─────────────────────────────────────",
-        "  824 samples/s · 12% of the time in synchronisation · 1.9 GB sent by all ranks",
+        "  824 samples/s · 12% of the time in synchronisation · 1.9 GB sent to other hosts",
         "  checkpoint  alice:/home/u/p/checkpoints/00400 (250.0 MB)",
         f"  logs        {FOLDER}",
     ]

@@ -22,9 +22,9 @@ from torch.utils.data import Dataset
 from paceline import events
 from paceline.cluster.detect import detect_place
 from paceline.errors import InputError
+from paceline.sync.meter import Meter
 from paceline.train import checkpoint, checks, saving, seeds, values
 from paceline.train.batches import Batches, InHand, Share
-from paceline.train.meter import Meter
 from paceline.train.precision import Precision
 from paceline.train.saving import Parts, Resumed
 from paceline.train.world import World, connect
@@ -323,18 +323,18 @@ class Run:
 
 
 def _averaging_hook(meter: Meter, world_size: int) -> Callable[..., Any]:
-    """DistributedDataParallel's own averaging, counted.
+    """DistributedDataParallel's own averaging, with the wait for it measured."""
 
-    An all-reduce sends each byte 2 (W - 1) / W times per rank: a reduce-scatter and an all-gather, each of
-    which leaves out a rank's own part (Patarasuk and Yuan, 2009).
-    """
+    def take(future):
+        meter.bucket_done()
+        return future.value()[0]
 
     def average(_state, bucket):  # without annotations, which PyTorch would compare as objects
         gradients = bucket.buffer()
-        meter.bucket_ready(2 * (world_size - 1) / world_size * gradients.numel() * gradients.element_size())
+        meter.bucket_ready()
         work = dist.all_reduce(gradients.div_(world_size), async_op=True)
         assert work is not None  # it is None on a rank outside of the group
-        return work.get_future().then(lambda future: future.value()[0])
+        return work.get_future().then(take)
 
     return average
 

@@ -28,8 +28,8 @@ def render_summary(view: RunView, *, duration_s: float, log_folder: str, width: 
         facts.append(f"{format_count(view.samples_per_s)} samples/s")
     if view.sync_share is not None:
         facts.append(f"{view.sync_share:.0%} of the time in synchronisation")
-    if view.progress:
-        facts.append(f"{format_bytes(view.sent_bytes)} sent by all ranks")
+    if view.progress and len(view.hosts) > 1:
+        facts.append(f"{format_bytes(view.sent_bytes)} sent to other hosts")
     if facts:
         lines.append("  " + " · ".join(facts))
     if view.num_ranks > 1 and view.num_alone == view.num_ranks:

@@ -1,12 +1,19 @@
-"""What one rank has done so far: steps, samples, bytes sent, seconds spent waiting for gradients."""
+"""What one rank has done so far: steps, samples, bytes sent to other hosts, seconds spent waiting for them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from paceline.events import Event, Progress
 
 _PERIOD_S = 1.0
+
+
+class Sent(Protocol):
+    """Who counts what is sent: `Mesh.traffic`."""
+
+    sent_bytes: float
 
 
 class Meter:
@@ -17,12 +24,13 @@ class Meter:
         self._tell = tell
         self._started_s: float | None = None
         self._told_s = clock_s()
-        self._bucket_ready_s: float | None = None
+        self._ready_s = self._done_s = clock_s()
         self._logged_samples = 0
         self._logged_s = clock_s()
+        self.traffic: Sent | None = None
+        """Where the bytes sent to other hosts are counted; None: there are none."""
         self.steps = 0
         self.samples = 0
-        self.sent_bytes = 0.0
         self.sync_wait_s: float | None = 0.0 if measures_wait else None
 
     def begin(self) -> None:
@@ -30,19 +38,27 @@ class Meter:
         if self._started_s is None:
             self._started_s = self._logged_s = self._clock_s()
 
-    def bucket_ready(self, num_bytes: float) -> None:
-        """A bucket of gradients is complete here and `num_bytes` of it go out."""
-        self._bucket_ready_s = self._clock_s()
-        self.sent_bytes += num_bytes
+    def bucket_ready(self) -> None:
+        """A bucket of gradients is complete here and goes out."""
+        self._ready_s = self._clock_s()
+
+    def bucket_done(self) -> None:
+        """A bucket of averaged gradients has come in; told from any thread."""
+        self._done_s = self._clock_s()
 
     def backward_ended(self, num_samples: int) -> None:
-        """Since the last bucket was ready this rank has only waited for the others and the wire."""
+        """From when the last bucket was ready until the last one came in, this rank has only waited."""
         self.samples += num_samples
-        if self._bucket_ready_s is not None and self.sync_wait_s is not None:
-            self.sync_wait_s += self._clock_s() - self._bucket_ready_s
-        self._bucket_ready_s = None
+        self.waited(max(0.0, self._done_s - self._ready_s))
+        self._ready_s = self._done_s
+
+    def waited(self, seconds: float) -> None:
+        """This rank has done nothing else for so long."""
+        if self.sync_wait_s is not None:
+            self.sync_wait_s += seconds
 
     def step_ended(self) -> None:
+        """One more attempt at a step, be it skipped by a gradient scaler."""
         self.steps += 1
         if self._clock_s() - self._told_s >= _PERIOD_S:
             self.tell()
@@ -65,6 +81,6 @@ class Meter:
                 samples=self.samples,
                 since_first_step_s=self._told_s - self._started_s,
                 sync_wait_s=self.sync_wait_s,
-                sent_bytes=round(self.sent_bytes),
+                sent_bytes=round(self.traffic.sent_bytes) if self.traffic is not None else 0,
             )
         )
