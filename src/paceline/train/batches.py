@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -61,6 +61,14 @@ class Counts:
     """Samples in this rank's batch."""
     total: int
     """Samples in the batches of all ranks."""
+
+    def weight(self, ranks: Sequence[int], world_size: int) -> float:
+        """What this rank's mean loss is multiplied by, so that in the plain average over `ranks` each sample counts
+        the same."""
+        if self.total % world_size == 0:
+            return 1.0  # all ranks hold equal batches
+        shares = [rank_share(self.total, rank, world_size) for rank in ranks]
+        return self.local * len(ranks) / sum(share.stop - share.start for share in shares)
 
 
 class InHand:

@@ -9,6 +9,7 @@ written.
         state.json             everything else
         manifest.json          size and SHA-256 of the three above
       .writing-000008-4711/    a checkpoint that is being written, or what a killed writer left
+      parts/                   what single ranks keep for themselves; see `parts.py`
 
 This module knows files only; who writes and who is told is `run.py`'s business.
 """
@@ -69,24 +70,29 @@ def save(folder: Path, snapshot: Snapshot, *, step: int, keep: int) -> Saved:
     Raises CheckpointError when the disk is full or refuses, or when another process is writing there; the
     checkpoints that were there before are then untouched.
     """
-    needed = sum(t.numel() * t.element_size() for part in (snapshot.model, snapshot.tensors) for t in part.values())
+    needed = size_bytes(snapshot.model) + size_bytes(snapshot.tensors)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _sole_writer(folder):
             _remove_leftovers(folder)
-            number = max((_number(path) for path in newest_first(folder)), default=0) + 1
-            temporary = folder / f"{_WRITING}{number:06d}-{os.getpid()}"
+            final = folder / next_name(folder, step=step)
+            temporary = folder / f"{_WRITING}{_number(final):06d}-{os.getpid()}"
             try:
                 num_bytes = _write(temporary, snapshot)
-                final = folder / f"{number:06d}-step-{step}"
                 temporary.rename(final)
-                _sync(folder)
+                force_to_disk(folder)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
             _remove_old(folder, newest=final, training=snapshot.state.get("training"), keep=keep)
     except (OSError, SafetensorError) as error:
-        raise _refused(folder, needed, error) from error
+        raise refused(folder, needed, error) from error
     return Saved(path=final, num_bytes=num_bytes)
+
+
+def next_name(folder: Path, *, step: int) -> str:
+    """What the next checkpoint written into `folder` is called."""
+    number = max((_number(path) for path in newest_first(folder)), default=0) + 1
+    return f"{number:06d}-step-{step}"
 
 
 def load_newest(folder: Path, *, say: Callable[[str], None]) -> tuple[Path, Snapshot] | None:
@@ -146,7 +152,7 @@ def _file_damage(path: Path, num_bytes: int, sha256: str) -> str | None:
         found_bytes = path.stat().st_size
         if found_bytes != num_bytes:
             return f"{path.name} has {found_bytes} bytes instead of {num_bytes}"
-        if _sha256(path) != sha256:
+        if sha256_of(path) != sha256:
             return f"{path.name} has other content than was written"
     except OSError as error:
         return f"{path.name}: {error.strerror}"
@@ -193,20 +199,20 @@ def _sole_writer(folder: Path) -> Iterator[None]:
 
 def _write(temporary: Path, snapshot: Snapshot) -> int:
     temporary.mkdir()
-    save_file(_writable(snapshot.model), temporary / _MODEL)
-    save_file(_writable(snapshot.tensors), temporary / _TENSORS)
+    save_file(writable(snapshot.model), temporary / _MODEL)
+    save_file(writable(snapshot.tensors), temporary / _TENSORS)
     (temporary / _STATE).write_text(json.dumps(snapshot.state))
     files = {
-        name: {"num_bytes": (temporary / name).stat().st_size, "sha256": _sha256(temporary / name)} for name in _FILES
+        name: {"num_bytes": (temporary / name).stat().st_size, "sha256": sha256_of(temporary / name)} for name in _FILES
     }
     (temporary / _MANIFEST).write_text(json.dumps({"paceline_checkpoint": FORMAT, "files": files}, indent=1))
     for name in (*_FILES, _MANIFEST):
-        _sync(temporary / name)
-    _sync(temporary)
+        force_to_disk(temporary / name)
+    force_to_disk(temporary)
     return sum((temporary / name).stat().st_size for name in (*_FILES, _MANIFEST))
 
 
-def _writable(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def writable(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """On the CPU, contiguous, and none sharing memory with another (tied weights do), as safetensors wants
     them."""
     seen: set[int] = set()
@@ -217,6 +223,10 @@ def _writable(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         result[name] = plain.clone() if storage in seen else plain
         seen.add(storage)
     return result
+
+
+def size_bytes(tensors: dict[str, torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def _read(path: Path) -> Snapshot:
@@ -256,7 +266,7 @@ def _remove_old(folder: Path, *, newest: Path, training: str | None, keep: int) 
             shutil.rmtree(leaving, ignore_errors=True)
 
 
-def _refused(folder: Path, needed_bytes: int, error: Exception) -> CheckpointError:
+def refused(folder: Path, needed_bytes: int, error: Exception) -> CheckpointError:
     free = ""
     with contextlib.suppress(OSError):
         free = f" and {format_bytes(shutil.disk_usage(folder).free)} are free"
@@ -272,7 +282,7 @@ def _number(path: Path) -> int:
     return int(match[1])
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
@@ -280,7 +290,7 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _sync(path: Path) -> None:
+def force_to_disk(path: Path) -> None:
     """Asks the disk to keep a file, or the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from paceline.errors import InputError
+from paceline.strategy import EveryStep, Outer, Strategy
 
 _SHOWN_CHARACTERS = 60
 
@@ -60,6 +61,14 @@ def folder(asked: str, value: Any) -> Path:
     if not text or "\0" in text:
         raise InputError(f"{asked}: folder is {_shown(value)}; expected the path of a folder")
     return Path(text)
+
+
+def strategy(name: str, value: Any) -> Strategy:
+    """`value`, if it says how to synchronise."""
+    if not isinstance(value, (EveryStep, Outer)):
+        hint = f"from text: {name}=paceline.parse_sync({value!r})" if isinstance(value, str) else None
+        raise InputError(f"{name} is {_shown(value)}; expected an EveryStep or an Outer", hint=hint)
+    return value
 
 
 def printable(text: str) -> str:

@@ -98,9 +98,9 @@ class World:
             raise CheckpointError(answer["error"], hint=answer["hint"]) from cause
         return self.broadcast_bytes(result)
 
-    def on_each_rank(self, asked: str, work: Callable[[], T]) -> T:
+    def on_each_rank(self, asked: str, work: Callable[[], T], *, tells: type[PacelineError] = WorldError) -> T:
         """Does `work` on every rank and returns what it gave here. Nobody goes on alone: a rank on which it
-        fails raises its own error, and all others a WorldError that tells of it."""
+        fails raises its own error, and all others one of the kind `tells` that tells of it."""
         try:
             result = work()
         except Exception as error:
@@ -108,7 +108,7 @@ class World:
             raise
         for rank, told in enumerate(self.gather_bytes(b"")):
             if told:
-                raise WorldError(f"{asked} failed on rank {rank}: {told.decode()}")
+                raise tells(f"{asked} failed on rank {rank}: {told.decode()}")
         return result
 
     def require_same(self, what: str, value: str) -> None:
