@@ -44,9 +44,11 @@ class Traffic:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Groups:
-    """Each is used by one stage of the pipeline alone, so that its order is the same on every rank."""
+    """Each is used by one stage of the pipeline alone, so that its order is the same on every rank; `world` and `host`
+    by the script's own thread."""
 
     world: dist.ProcessGroup | None = None
+    host: dist.ProcessGroup | None = None
     local_sum: dist.ProcessGroup | None = None
     local_share: dist.ProcessGroup | None = None
     scatter: dist.ProcessGroup | None = None
@@ -159,6 +161,18 @@ class Mesh:
         self._pipeline.submit(self._exchange_headers(list(numbers), future), future)
         return future
 
+    @property
+    def host_group(self) -> dist.ProcessGroup | None:
+        """The ranks of this host, for a DistributedDataParallel that doesn't cross hosts; None where one host is
+        all."""
+        return self._groups.host
+
+    def mean_of_host(self, flat: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """Averages `flat` (as for `mean`) over the ranks of this host, in place, exactly."""
+        if not self._has_neighbours:
+            return self._done(flat)
+        return self._mean_of_group(flat, self._groups.host or self._groups.world, len(self._neighbours), num_bytes=0.0)
+
     def close(self) -> None:
         """Ends the mesh's threads. Its process groups end with the world's."""
         self._pipeline.close()
@@ -180,11 +194,16 @@ class Mesh:
     def _mean_of_world(self, flat: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """What DDP does by itself: every rank counts the same, nothing is coded, and all hosts are alike or one."""
         num_bytes = exact_bytes(flat.numel() * flat.element_size(), self.num_hosts)
+        return self._mean_of_group(flat, self._groups.world, self.world_size, num_bytes=num_bytes)
+
+    def _mean_of_group(
+        self, flat: torch.Tensor, group: dist.ProcessGroup | None, size: int, *, num_bytes: float
+    ) -> torch.futures.Future[torch.Tensor]:
         op = dist.ReduceOp.AVG
         if self.device.type == "cpu":  # Gloo has no average
-            flat.div_(self.world_size)
+            flat.div_(size)
             op = dist.ReduceOp.SUM
-        work: Any = self._start(dist.all_reduce, flat, num_bytes=num_bytes, op=op, group=self._groups.world)
+        work: Any = self._start(dist.all_reduce, flat, num_bytes=num_bytes, op=op, group=group)
         return work.get_future().then(lambda done: done.value()[0])
 
     def _mean_chunk(
@@ -364,8 +383,9 @@ def _make_groups(ranks: list[list[int]]) -> _Groups:
         if dist.get_rank() in members:
             kept[name] = group
 
-    for neighbours in ranks:
-        if len(neighbours) > 1 and len(ranks) > 1:
+    for neighbours in ranks if len(ranks) > 1 else []:
+        make("host", neighbours)
+        if len(neighbours) > 1:
             make("local_sum", neighbours)
             make("local_share", neighbours)
     for lane in range(min(map(len, ranks)) if len(ranks) > 1 else 0):
