@@ -166,6 +166,8 @@ class OuterEngine:
         """What this rank alone knows."""
         if self._shared is None:
             return {"num_samples": self._num_samples}
+        for pending in self._rounds:
+            pending.wait()  # what the codec loses is known then
         weights = torch.empty_like(self._shared)
         self._weights.read(slice(0, self._weights.num_values), weights)
         return {

@@ -62,11 +62,15 @@ _HEADER_FIELDS = [field.name for field in dataclasses.fields(Header)]
 
 
 def require_agreement(headers: list[Header], hosts: Sequence[str]) -> None:
-    """Raises WorldError that names a host which is out of step with the first, or holds other shared weights."""
-    active = [i for i, header in enumerate(headers) if not header.has_ended] or list(range(len(headers)))
-    first = active[0]
-    for other in active[1:]:
-        for what in ("loads", "steps", "fragment", "checksum"):
+    """Raises WorldError that names a host which is out of step with the first, or holds other shared weights.
+
+    A host that has ended is at the step of its end, and serves whatever fragment the others are at.
+    """
+    active = [index for index, header in enumerate(headers) if not header.has_ended]
+    compared = ("loads", "steps", "fragment", "checksum") if active else ("fragment", "checksum")
+    first, *others = active or range(len(headers))
+    for other in others:
+        for what in compared:
             here, there = getattr(headers[first], what), getattr(headers[other], what)
             if here != there:
                 raise WorldError(_disagreement(what, hosts[first], here, hosts[other], there, headers[first].steps))
