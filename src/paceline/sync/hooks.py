@@ -1,0 +1,273 @@
+"""A strategy on a DistributedDataParallel model, through PyTorch's hooks: the loop around it need not know.
+
+The communication hook carries gradients; before a training forward, a step that was attempted is over and weights may
+move; around any other forward, and in `state_dict`, the module holds what all hosts share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.codec import PLAIN
+from paceline.errors import InputError
+from paceline.strategy import EveryStep, Outer, Strategy
+from paceline.sync import codecs
+from paceline.sync.collectives import Mesh
+from paceline.sync.every_step import EveryStepHook
+from paceline.sync.meter import Meter
+from paceline.sync.outer import OuterEngine
+
+
+def fit(strategy: Strategy, mesh: Mesh) -> Strategy:
+    """What is left of a strategy where nothing crosses hosts."""
+    if mesh.num_hosts > 1:
+        return strategy
+    return EveryStep(accumulate_steps=strategy.accumulate_steps) if isinstance(strategy, EveryStep) else EveryStep()
+
+
+def describe(asked: Strategy, mesh: Mesh) -> str:
+    """The strategy in a line, and why there are two levels, where there are."""
+    if mesh.num_hosts == 1:
+        return f"sync {asked}: one host, so nothing crosses hosts, and ranks average exactly at every step"
+    words = [f"sync {asked} between {mesh.num_hosts} hosts"]
+    if mesh.world_size > mesh.num_hosts:
+        words.append("ranks of one host average exactly at every step")
+    if mesh.lanes > 1:
+        words.append(f"{mesh.lanes} of each host share what crosses")
+    return " · ".join(words)
+
+
+def attach(
+    ddp: DistributedDataParallel, strategy: Strategy, mesh: Mesh, meter: Meter, *, counts_steps: bool = True
+) -> Sync:
+    """Lets `strategy` carry what `ddp` learns. Every rank calls it, at the same place in the script.
+
+    ddp           built over all ranks for EveryStep, over `mesh.host_group` for Outer, and equal on all ranks
+    strategy      as `fit` says for this mesh
+    counts_steps  whether steps and samples are found out here, from forward and backward passes; else the caller
+                  calls `Sync.step_ended`, and counts for the meter
+
+    Raises InputError for a model that can't be attached: one that reduces in a way of its own.
+    """
+    if getattr(ddp, "mixed_precision", None) is not None:
+        raise InputError(
+            f"--sync {strategy}: DistributedDataParallel(mixed_precision=...) reduces gradients in its own way",
+            hint="use torch.autocast in its place, or leave --sync out",
+        )
+    sync = Sync(ddp, strategy, mesh, meter, counts_steps=counts_steps)
+    if mesh.rank == 0 and (told := codecs.prepare(strategy.codec, mesh.device)) is not None:
+        print(f"paceline: {told}", flush=True)
+    return sync
+
+
+class Sync:
+    """One attached model."""
+
+    def __init__(
+        self, ddp: DistributedDataParallel, strategy: Strategy, mesh: Mesh, meter: Meter, *, counts_steps: bool
+    ) -> None:
+        self.strategy = strategy
+        self._ddp = ddp
+        self._mesh = mesh
+        self._meter = meter
+        self._counts_steps = counts_steps
+        self._num_samples = 0
+        """Of this rank since the last step ended."""
+        self._step_is_pending = False
+        """Gradients have been averaged since a step was last counted."""
+        self._engine: OuterEngine | None = None
+        self._state: EveryStepHook | OuterEngine
+        self._reduce: Callable[..., Any]
+        self._was_loaded = False
+        """The script has loaded weights since it last trained: those are its own business until it trains again."""
+        self._trains_in_eval_mode = False
+        self._swaps: list[contextlib.AbstractContextManager[None] | None] = []
+        if isinstance(strategy, Outer):
+            self._engine = OuterEngine(ddp.module, strategy, mesh)
+            self._state = self._engine
+            self._reduce = self._average
+            self._hook_module(ddp.module)
+        else:
+            self._state = EveryStepHook(strategy, mesh, [p for p in ddp.module.parameters() if p.requires_grad])
+            self._reduce = self._state.average
+        ddp.register_comm_hook(None, _comm_hook(self._carry))
+        ddp.register_forward_pre_hook(Hook(self._before_training), with_kwargs=True)
+        ddp.register_comm_hook = self._refuse_comm_hook  # type: ignore[method-assign]
+
+    def step_ended(self, num_samples: int) -> None:
+        """A step was attempted with so many samples on this rank; may wait for other hosts and move the weights."""
+        if self._engine is None:
+            return
+        began_s = time.monotonic()
+        with torch.no_grad():
+            self._engine.step_ended(num_samples)
+        self._meter.waited(time.monotonic() - began_s)
+
+    def synchronize(self) -> None:
+        """Shares now what is not shared yet; afterwards all ranks hold the same weights."""
+        self._count_step()
+        self._take_up_loaded()
+        if self._engine is not None:
+            with torch.no_grad():
+                self._engine.synchronize()
+
+    def finish(self) -> None:
+        """This rank has no more data: takes part until all have ended, and then shares what is not shared yet."""
+        self._count_step()
+        if self._engine is not None:
+            # What the script has loaded since it last trained is nothing that this rank has learned.
+            aside = self._engine.shared(with_buffers=True) if self._was_loaded else contextlib.nullcontext()
+            with torch.no_grad(), aside:
+                self._engine.finish()
+        elif isinstance(self._state, EveryStepHook):
+            self._state.close()
+        self._mesh.close()
+
+    def shared_state(self) -> dict[str, Any]:
+        """What all ranks hold alike, beside the module's shared weights and buffers."""
+        return self._state.shared_state()
+
+    def own_state(self) -> dict[str, Any]:
+        """What this rank alone knows."""
+        return self._state.own_state()
+
+    def load_state(self, shared: dict[str, Any], own: dict[str, Any] | None) -> None:
+        """Continues from `shared_state` and, where they belong to this rank, `own_state`. After the module's
+        `load_state_dict`."""
+        self._was_loaded = False
+        self._state.load_state(shared, own)
+
+    def _carry(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        self._meter.bucket_ready()
+        if bucket.is_last():
+            self._step_is_pending = True
+            self._trains_in_eval_mode = self._trains_in_eval_mode or not self._ddp.training
+        future = self._reduce(None, bucket)
+        if self._meter.sync_wait_s is not None:
+            future.add_done_callback(lambda _: self._meter.bucket_done())
+        return future
+
+    def _average(self, _state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        assert self._engine is not None
+        if self._engine.averages_gradients:
+            return self._mesh.mean(bucket.buffer(), codec=PLAIN, sum_local=True)
+        return self._mesh.mean_of_host(bucket.buffer())
+
+    def _before_training(self, _ddp: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if self._is_evaluation():
+            return
+        self._meter.begin()
+        self._count_step()
+        self._take_up_loaded()
+        if self._engine is not None:
+            with torch.no_grad():
+                self._engine.begin()
+        self._num_samples += _count_samples(inputs, named)
+
+    def _count_step(self) -> None:
+        if not self._step_is_pending or not self._counts_steps:
+            return
+        self._step_is_pending = False
+        self._meter.backward_ended(self._num_samples)
+        self.step_ended(self._num_samples)
+        self._meter.step_ended()
+        self._num_samples = 0
+
+    def _take_up_loaded(self) -> None:
+        if self._was_loaded and self._engine is not None:
+            with torch.no_grad():
+                self._engine.weights_loaded()
+        self._was_loaded = False
+
+    def _is_evaluation(self) -> bool:
+        return not torch.is_grad_enabled() or not (self._ddp.training or self._trains_in_eval_mode)
+
+    def _hook_module(self, module: torch.nn.Module) -> None:
+        module.register_forward_pre_hook(Hook(self._enter), prepend=True)
+        module.register_forward_hook(Hook(self._leave), always_call=True)
+        for part in module.modules():
+            part.register_load_state_dict_post_hook(Hook(self._note_loaded))
+            # Public from PyTorch 2.5 on.
+            register = getattr(part, "register_state_dict_post_hook", part._register_state_dict_hook)
+            register(Hook(self._give_shared))
+
+    def _enter(self, module: torch.nn.Module, _inputs: tuple[Any, ...]) -> None:
+        assert self._engine is not None
+        swap = None
+        if self._is_evaluation() and not self._was_loaded:
+            swap = self._engine.shared(with_buffers=not module.training)
+            with torch.inference_mode(False):
+                swap.__enter__()
+        self._swaps.append(swap)
+
+    def _leave(self, *_: object) -> None:
+        swap = self._swaps.pop() if self._swaps else None
+        if swap is not None:
+            with torch.inference_mode(False):
+                swap.__exit__(None, None, None)
+
+    def _note_loaded(self, *_: object) -> None:
+        self._was_loaded = True
+
+    def _give_shared(self, part: torch.nn.Module, state: dict[str, Any], prefix: str, _metadata: object) -> None:
+        if self._was_loaded:
+            return
+        assert self._engine is not None
+        for name, own in _direct_tensors(part):
+            if prefix + name in state and (shared := self._engine.shared_value(own)) is not None:
+                state[prefix + name] = shared.detach()
+
+    def _refuse_comm_hook(self, *_: object, **__: object) -> None:
+        raise InputError(
+            f"this script registers a communication hook of its own, and --sync {self.strategy} has taken its place",
+            hint="leave --sync out, or the script's register_comm_hook",
+        )
+
+
+class Hook:
+    """A hook that stays with the model it was made for: a copy of the model, or one read from a file, gets one that
+    does nothing."""
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+
+    def __call__(self, *arguments: Any) -> None:
+        self._call(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A function of the standard library that takes anything and returns None.
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+def _comm_hook(carry: Callable[[Any], torch.futures.Future[torch.Tensor]]) -> Callable[..., Any]:
+    def hook(_state, bucket):  # without annotations, which PyTorch would compare as objects
+        return carry(bucket)
+
+    return hook
+
+
+def _direct_tensors(part: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from part.named_parameters(recurse=False, remove_duplicate=False)
+    yield from part.named_buffers(recurse=False, remove_duplicate=False)
+
+
+def _count_samples(inputs: Iterable[Any], named: dict[str, Any]) -> int:
+    """The first dimension of the first tensor; 1 where there is none."""
+    tensor = next(_tensors([*inputs, *named.values()]), None)
+    return 1 if tensor is None or tensor.dim() == 0 else tensor.shape[0]
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+        elif isinstance(value, dict):
+            yield from _tensors(value.values())
