@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
-from rank_pool import RankPool
 
-from paceline.codec import HEADER_BYTES, Codec, lane_slice
+from paceline.codec import Codec
 from paceline.strategy import EveryStep
 from paceline.sync.collectives import Mesh
+from rank_pool import RankPool
 
 pytestmark = pytest.mark.ranks
 

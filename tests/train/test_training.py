@@ -13,10 +13,10 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from rank_pool import Raised, RankPool
 
 import paceline
 from paceline import CheckpointError, InputError, WorldError
+from rank_pool import Raised, RankPool
 
 pytestmark = pytest.mark.ranks
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from paceline.codec import HEADER_BYTES, PLAIN, Codec, chunk_slices, exact_bytes, lane_slice, part_values
 from paceline.sync import codecs
-from paceline.sync.pipeline import Job, Pipeline, Work
+from paceline.sync.pipeline import Job, Pipeline, Scratch, Work
 
 Weights = Callable[[], Sequence[float]]
 
@@ -49,6 +49,7 @@ class _Groups:
 
     world: dist.ProcessGroup | None = None
     host: dist.ProcessGroup | None = None
+    local: dist.ProcessGroup | None = None
     local_sum: dist.ProcessGroup | None = None
     local_share: dist.ProcessGroup | None = None
     scatter: dist.ProcessGroup | None = None
@@ -89,10 +90,12 @@ class Mesh:
         self.lane = local_rank if local_rank < self.lanes else None
         """Which of them this rank is; None when it carries nothing."""
         self.traffic = Traffic()
+        self.local_group = groups.local
+        """The ranks of this host, for what needs no mesh; None without a process group."""
         self._neighbours = self._ranks[self.host]
         self._has_neighbours = len(self._neighbours) > 1
         self._pipeline = Pipeline(5 if self._has_neighbours else 3, device)
-        self._buffers = _Buffers(device)
+        self._scratch = Scratch(device)
 
     @classmethod
     def connect(cls, host_names: Sequence[str], device: torch.device) -> Mesh:
@@ -132,7 +135,9 @@ class Mesh:
         if (self.num_hosts == 1 and (self.world_size == 1 or not sum_local)) or flat.numel() == 0:
             return self._done(flat)
         if self.num_hosts == 1 or (self.world_size == self.num_hosts and weights is None and codec.name == "none"):
-            return self._mean_of_world(flat)
+            # as DDP does by itself: every rank counts the same, nothing is coded, and all hosts are alike or one
+            num_bytes = exact_bytes(flat.numel() * flat.element_size(), self.num_hosts)
+            return self._plain_mean(flat, self._groups.world, self.world_size, num_bytes=num_bytes)
         asked = _Mean(codec=codec, sum_local=sum_local, weights=weights)
         lanes = [lane_slice(lane, flat.numel(), self.lanes) for lane in range(self.lanes)]
         cuts = [
@@ -148,6 +153,12 @@ class Mesh:
             self._pipeline.submit(self._mean_chunk(flat, residual, chunk, asked), future=None)
         self._pipeline.submit(self._mean_chunk(flat, residual, last, asked), future, flat)
         return future
+
+    def mean_of_host(self, flat: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """Averages `flat` over the ranks of this host, in place; the future's value is `flat`."""
+        if not self._has_neighbours:
+            return self._done(flat)
+        return self._plain_mean(flat, self._groups.local, len(self._neighbours), num_bytes=0.0)
 
     def exchange(self, numbers: Sequence[int]) -> torch.futures.Future[list[list[int]]]:
         """Every host's `numbers` (up to six, of 64 bits, as many everywhere), by host, on every rank. The ranks of one
@@ -191,12 +202,7 @@ class Mesh:
         self.traffic.count(num_bytes)
         return collective(*tensors, **options, async_op=True)
 
-    def _mean_of_world(self, flat: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        """What DDP does by itself: every rank counts the same, nothing is coded, and all hosts are alike or one."""
-        num_bytes = exact_bytes(flat.numel() * flat.element_size(), self.num_hosts)
-        return self._mean_of_group(flat, self._groups.world, self.world_size, num_bytes=num_bytes)
-
-    def _mean_of_group(
+    def _plain_mean(
         self, flat: torch.Tensor, group: dist.ProcessGroup | None, size: int, *, num_bytes: float
     ) -> torch.futures.Future[torch.Tensor]:
         op = dist.ReduceOp.AVG
@@ -242,7 +248,7 @@ class Mesh:
         codec, others = asked.codec, self.num_hosts - 1
         width = part_values(codec, values.numel(), self.num_hosts)
         row_bytes = codec.encoded_bytes(width)
-        sent, received = (self._buffers.take(self.num_hosts, row_bytes) for _ in range(2))
+        sent, received = (self._scratch.take(self.num_hosts, row_bytes) for _ in range(2))
         self._encode(codec, values, sent)
         group = self._groups.scatter
         work = self._start(dist.all_to_all_single, received, sent, num_bytes=others * row_bytes, group=group)
@@ -250,7 +256,7 @@ class Mesh:
             self._keep_lost(codec, values, sent, residual)
         yield [work]
         factors = self._factors(asked)
-        mean = self._buffers.take(1, width, torch.float32)
+        mean = self._scratch.take(1, width, torch.float32)
         codecs.decode_sum(codec, received, torch.tensor(factors, device=self.device), mean[0])
         codecs.encode(codec, mean, sent[:1])
         group = self._groups.gather
@@ -258,31 +264,31 @@ class Mesh:
         part = slice(self.host * width, (self.host + 1) * width)
         if residual is not None and factors[self.host] and (lost := residual[part]).numel():
             # Added to what this host sends next, it counts by this host's weight.
-            again = self._buffers.take(1, width, torch.float32)
+            again = self._scratch.take(1, width, torch.float32)
             codecs.decode(codec, sent[:1], again)
             torch.sub(mean, again, out=again).div_(factors[self.host])
             lost.add_(again[0, : lost.numel()].nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0))
-            self._buffers.give(again)
+            self._scratch.give(again)
         yield [work]
         self._decode(codec, received, values)
-        self._buffers.give(sent, received, mean)
+        self._scratch.give(sent, received, mean)
 
     def _cross_once(self, values: torch.Tensor, residual: torch.Tensor | None, asked: _Mean) -> Job:
         """Every host's choice of values goes to all; there is no sum whose choice would be sent again."""
         codec, others = asked.codec, self.num_hosts - 1
         width = part_values(codec, values.numel(), 1)
         row_bytes = codec.encoded_bytes(width)
-        sent, received = self._buffers.take(1, row_bytes), self._buffers.take(self.num_hosts, row_bytes)
+        sent, received = self._scratch.take(1, row_bytes), self._scratch.take(self.num_hosts, row_bytes)
         self._encode(codec, values, sent)
         group = self._groups.scatter
         work = self._start(dist.all_gather_into_tensor, received, sent, num_bytes=others * row_bytes, group=group)
         if residual is not None:
             self._keep_lost(codec, values, sent, residual)
         yield [work]
-        mean = self._buffers.take(1, width, torch.float32)
+        mean = self._scratch.take(1, width, torch.float32)
         codecs.decode_sum(codec, received, torch.tensor(self._factors(asked), device=self.device), mean[0])
         values.copy_(mean[0, : values.numel()])
-        self._buffers.give(sent, received, mean)
+        self._scratch.give(sent, received, mean)
         yield []
 
     def _factors(self, asked: _Mean) -> list[float]:
@@ -301,12 +307,12 @@ class Mesh:
         if full:
             codecs.encode(codec, values[: full * width].view(full, width), encoded[:full])
         if full < num_rows:
-            padded = self._buffers.take(num_rows - full, width, torch.float32)
+            padded = self._scratch.take(num_rows - full, width, torch.float32)
             rest = values[full * width :]
             padded.view(-1)[: rest.numel()].copy_(rest)
             padded.view(-1)[rest.numel() :].zero_()
             codecs.encode(codec, padded, encoded[full:])
-            self._buffers.give(padded)
+            self._scratch.give(padded)
 
     def _decode(self, codec: Codec, encoded: torch.Tensor, values: torch.Tensor) -> None:
         width = part_values(codec, values.numel(), encoded.shape[0])
@@ -315,17 +321,17 @@ class Mesh:
             codecs.decode(codec, encoded[:full], values[: full * width].view(full, width))
         rest = values[full * width :]
         if rest.numel():
-            padded = self._buffers.take(1, width, torch.float32)
+            padded = self._scratch.take(1, width, torch.float32)
             codecs.decode(codec, encoded[full : full + 1], padded)
             rest.copy_(padded[0, : rest.numel()])
-            self._buffers.give(padded)
+            self._scratch.give(padded)
 
     def _keep_lost(self, codec: Codec, values: torch.Tensor, encoded: torch.Tensor, residual: torch.Tensor) -> None:
-        lost = self._buffers.take(1, values.numel(), torch.float32)[0]
+        lost = self._scratch.take(1, values.numel(), torch.float32)[0]
         self._decode(codec, encoded, lost)
         torch.sub(values, lost, out=lost)
         torch.where(lost.isfinite(), lost, residual, out=residual)
-        self._buffers.give(lost)
+        self._scratch.give(lost)
 
     def _exchange_headers(self, numbers: list[int], future: torch.futures.Future[list[list[int]]]) -> Job:
         words = torch.zeros(_NUM_HEADER_WORDS, dtype=torch.int64)
@@ -346,28 +352,6 @@ class Mesh:
             yield [self._start(dist.broadcast, headers, src=self._neighbours[0], group=self._groups.local_share)]
         if self.lane is None:
             future.set_result(_rows(headers, len(numbers)))
-
-
-class _Buffers:
-    """Memory that is used again: fresh pages cost a processor as much as coding what is written to them."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._free: dict[int, list[torch.Tensor]] = {}
-
-    def take(self, rows: int, width: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
-        """Of shape [rows, width], with anything in it."""
-        num_bytes = rows * width * dtype.itemsize
-        try:
-            raw = self._free.setdefault(num_bytes, []).pop()  # atomic: several threads take and give
-        except IndexError:
-            raw = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
-        return raw.view(dtype).view(rows, width)
-
-    def give(self, *taken: torch.Tensor) -> None:
-        for tensor in taken:
-            raw = tensor.view(-1).view(torch.uint8)
-            self._free.setdefault(raw.numel(), []).append(raw)
 
 
 def _rows(headers: torch.Tensor, length: int) -> list[list[int]]:

@@ -105,3 +105,25 @@ class Pipeline:
                 future.set_exception(error)
             return False
         return True
+
+
+class Scratch:
+    """Memory that is used again: fresh pages cost a processor as much as coding what is written to them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._free: dict[int, list[torch.Tensor]] = {}
+
+    def take(self, rows: int, width: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+        """Of shape [rows, width], with anything in it."""
+        num_bytes = rows * width * dtype.itemsize
+        try:
+            raw = self._free.setdefault(num_bytes, []).pop()  # atomic: several threads take and give
+        except IndexError:
+            raw = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        return raw.view(dtype).view(rows, width)
+
+    def give(self, *taken: torch.Tensor) -> None:
+        for tensor in taken:
+            raw = tensor.view(-1).view(torch.uint8)
+            self._free.setdefault(raw.numel(), []).append(raw)
