@@ -49,7 +49,6 @@ class _Groups:
 
     world: dist.ProcessGroup | None = None
     host: dist.ProcessGroup | None = None
-    local: dist.ProcessGroup | None = None
     local_sum: dist.ProcessGroup | None = None
     local_share: dist.ProcessGroup | None = None
     scatter: dist.ProcessGroup | None = None
@@ -90,8 +89,6 @@ class Mesh:
         self.lane = local_rank if local_rank < self.lanes else None
         """Which of them this rank is; None when it carries nothing."""
         self.traffic = Traffic()
-        self.local_group = groups.local
-        """The ranks of this host, for what needs no mesh; None without a process group."""
         self._neighbours = self._ranks[self.host]
         self._has_neighbours = len(self._neighbours) > 1
         self._pipeline = Pipeline(5 if self._has_neighbours else 3, device)
@@ -154,12 +151,6 @@ class Mesh:
         self._pipeline.submit(self._mean_chunk(flat, residual, last, asked), future, flat)
         return future
 
-    def mean_of_host(self, flat: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        """Averages `flat` over the ranks of this host, in place; the future's value is `flat`."""
-        if not self._has_neighbours:
-            return self._done(flat)
-        return self._plain_mean(flat, self._groups.local, len(self._neighbours), num_bytes=0.0)
-
     def exchange(self, numbers: Sequence[int]) -> torch.futures.Future[list[list[int]]]:
         """Every host's `numbers` (up to six, of 64 bits, as many everywhere), by host, on every rank. The ranks of one
         host must pass the same. Keeps its place among the means, and is there before the weights of later ones are
@@ -182,7 +173,7 @@ class Mesh:
         """Averages `flat` (as for `mean`) over the ranks of this host, in place, exactly."""
         if not self._has_neighbours:
             return self._done(flat)
-        return self._mean_of_group(flat, self._groups.host or self._groups.world, len(self._neighbours), num_bytes=0.0)
+        return self._plain_mean(flat, self._groups.host or self._groups.world, len(self._neighbours), num_bytes=0.0)
 
     def close(self) -> None:
         """Ends the mesh's threads. Its process groups end with the world's."""
