@@ -30,6 +30,7 @@ MAX_IMPORT_CPU_S = 0.6
 # (module, what it imports inside a function) -> why it can't be at the top.
 LAZY_IMPORTS = {
     ("paceline.train.guard", "inspect"): "every Python process of a run imports the module, and only some call it",
+    ("paceline.train.guard", "paceline.train.unmodified"): "it needs PyTorch, and only a run with --sync calls it",
     ("paceline", "importlib"): "the public face loads PyTorch's floor when it is first used",
 }
 

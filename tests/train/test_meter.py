@@ -18,7 +18,8 @@ def test_progress_is_told_about_once_a_second() -> None:
     now_s = 100.0
     told: list[Event] = []
     meter = Meter(clock_s=lambda: now_s, tell=told.append, measures_wait=True)
-    meter.traffic = sent = Sent()
+    sent = Sent()
+    meter.traffic.append(sent)
     meter.tell()
     assert told == []
     meter.begin()

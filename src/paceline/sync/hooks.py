@@ -55,6 +55,11 @@ def attach(
 
     Raises InputError for a model that can't be attached: one that reduces in a way of its own.
     """
+    if isinstance(strategy, Outer) and any(isinstance(part, torch.nn.SyncBatchNorm) for part in ddp.modules()):
+        raise InputError(
+            f"--sync {strategy}: SyncBatchNorm averages over all ranks in every forward pass",
+            hint="leave convert_sync_batchnorm out (rounds average BatchNorm's statistics), or use --sync every",
+        )
     if getattr(ddp, "mixed_precision", None) is not None:
         raise InputError(
             f"--sync {strategy}: DistributedDataParallel(mixed_precision=...) reduces gradients in its own way",

@@ -27,8 +27,8 @@ class Meter:
         self._ready_s = self._done_s = clock_s()
         self._logged_samples = 0
         self._logged_s = clock_s()
-        self.traffic: Sent | None = None
-        """Where the bytes sent to other hosts are counted; None: there are none."""
+        self.traffic: list[Sent] = []
+        """Where the bytes sent to other hosts are counted."""
         self.steps = 0
         self.samples = 0
         self.sync_wait_s: float | None = 0.0 if measures_wait else None
@@ -81,6 +81,6 @@ class Meter:
                 samples=self.samples,
                 since_first_step_s=self._told_s - self._started_s,
                 sync_wait_s=self.sync_wait_s,
-                sent_bytes=round(self.traffic.sent_bytes) if self.traffic is not None else 0,
+                sent_bytes=round(sum(traffic.sent_bytes for traffic in self.traffic)),
             )
         )

@@ -1,8 +1,10 @@
-"""Watches over the process group that a script makes for itself.
+"""Watches over the process group that a script makes for itself, and over its models where `--sync` was given.
 
 A script with a hard-coded MASTER_ADDR, or one that spawns its own workers, started on two hosts, trains twice and
 succeeds twice. Under `paceline run` it fails at once and says why. No torch is imported here: the watch is put in place
 when, and if, the script imports torch.distributed.
+
+With `--sync`, `train/unmodified.py` is called for each DistributedDataParallel that is built, and at a good end.
 """
 
 from __future__ import annotations
@@ -25,32 +27,110 @@ reporting_pid = 0
 made_process_group = False
 """This process has joined the run's world."""
 
-_WATCHED_MODULE = "torch.distributed.distributed_c10d"
+saw_model = False
+"""`--sync` was applied to a model of the script's, or the script was told why not."""
+has_failed = False
+"""This rank ends, but not well: it takes part in nothing any more."""
 
 
 def watch_process_group() -> None:
     """Wrap `init_process_group` as soon as torch.distributed is imported in this process."""
     if int(os.environ.get("PACELINE_WORLD_SIZE", "1")) > 1:
-        sys.meta_path.insert(0, _AfterImport())
+        _after_import("torch.distributed.distributed_c10d", _watch_start)
+
+
+def watch_models() -> None:
+    """Let `--sync` have each DistributedDataParallel that this process builds, until `leave_models_alone`."""
+    _after_import("torch.distributed.distributed_c10d", _watch_end)
+    _after_import("torch.nn.parallel.distributed", _watch_models)
+
+
+def leave_models_alone() -> None:
+    """`paceline.init` was called: the run synchronises its model by itself."""
+    global saw_model, _builds_models
+    saw_model, _builds_models = True, False
+
+
+def finish_models() -> None:
+    """The script, or its process group, has come to a good end."""
+    unmodified = sys.modules.get("paceline.train.unmodified")
+    if unmodified is not None and not has_failed:
+        unmodified.finish()
+
+
+_builds_models = True
+
+
+def _after_import(name: str, change: Callable[[ModuleType], None]) -> None:
+    """Calls `change` with a module when it has been imported: now, or later."""
+    if (module := sys.modules.get(name)) is not None:
+        change(module)
+        return
+    finder = next((finder for finder in sys.meta_path if isinstance(finder, _AfterImport)), None)
+    if finder is None:
+        finder = _AfterImport()
+        sys.meta_path.insert(0, finder)
+    finder.changes.setdefault(name, []).append(change)
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
+    def __init__(self) -> None:
+        self.changes: dict[str, list[Callable[[ModuleType], None]]] = {}
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != _WATCHED_MODULE:
+        changes = self.changes.pop(fullname, None)
+        if changes is None:
             return None
-        sys.meta_path.remove(self)
+        if not self.changes:
+            sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
-            def load_and_wrap(module: ModuleType) -> None:
+            def load_and_change(module: ModuleType) -> None:
                 load(module)
-                module.init_process_group = _watched(module.init_process_group, module)  # type: ignore[attr-defined]
+                for change in changes:
+                    change(module)
 
-            spec.loader.exec_module = load_and_wrap
+            spec.loader.exec_module = load_and_change
         return spec
+
+
+def _watch_start(module: ModuleType) -> None:
+    module.init_process_group = _watched(module.init_process_group, module)  # type: ignore[attr-defined]
+
+
+def _watch_end(module: ModuleType) -> None:
+    destroy_process_group = module.destroy_process_group
+
+    @functools.wraps(destroy_process_group)
+    def destroy(group: Any = None) -> None:
+        is_failing = isinstance(sys.exc_info()[1], Exception)  # called while an error passes by
+        if group in (None, module.GroupMember.WORLD) and not is_failing:
+            finish_models()
+        destroy_process_group(group)
+
+    module.destroy_process_group = destroy  # type: ignore[attr-defined]
+
+
+def _watch_models(module: ModuleType) -> None:
+    model_class = module.DistributedDataParallel
+    init = model_class.__init__
+
+    @functools.wraps(init)
+    def build(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not _builds_models:
+            init(self, *args, **kwargs)
+            return
+        global saw_model
+        saw_model = True
+        from paceline.train import unmodified  # needs PyTorch, which has been imported whole only by now
+
+        unmodified.build(self, init, *args, **kwargs)
+
+    model_class.__init__ = build
 
 
 def _watched(init_process_group: Callable[..., None], module: ModuleType) -> Callable[..., None]:

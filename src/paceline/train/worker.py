@@ -36,6 +36,9 @@ def main() -> None:
     kind, target, *arguments = sys.argv[1:]
     folder = os.getcwd()
     exit_code = 1
+    sync = os.environ.get("PACELINE_SYNC")
+    if sync is not None:
+        guard.watch_models()
     try:
         code, module = _load(kind, target)
         sys.argv = [target if kind == "script" else module.__file__ or target, *arguments]
@@ -46,10 +49,25 @@ def main() -> None:
         exit_code = _code_of(error)
     except BaseException as error:  # noqa: BLE001  # also KeyboardInterrupt ends the rank, and is reported
         _report(error, folder)
+    if exit_code == 0 and sync is not None:
+        exit_code = _end_sync(sync, folder)
+    guard.has_failed = exit_code != 0
     if exit_code == 0:
         trained_alone = "torch" in sys.modules and not guard.made_process_group
         emit(RankFinished(alone=trained_alone and int(os.environ.get("PACELINE_WORLD_SIZE", "1")) > 1))
     _leave(exit_code)
+
+
+def _end_sync(sync: str, folder: str) -> int:
+    """The exit code, after the last exchange between hosts."""
+    try:
+        guard.finish_models()
+    except BaseException as error:  # noqa: BLE001  # as above
+        _report(error, folder)
+        return 1
+    if not guard.saw_model and os.environ.get("PACELINE_RANK") == "0":
+        print(f"paceline: --sync {sync} had no effect: this script made no DistributedDataParallel model", flush=True)
+    return 0
 
 
 def _load(kind: str, target: str) -> tuple[CodeType, ModuleType]:
