@@ -23,7 +23,7 @@ from paceline import events
 from paceline.cluster.detect import detect_place
 from paceline.errors import InputError
 from paceline.sync.meter import Meter
-from paceline.train import checkpoint, checks, saving, seeds, values
+from paceline.train import checkpoint, checks, guard, saving, seeds, values
 from paceline.train.batches import Batches, InHand, Share
 from paceline.train.precision import Precision
 from paceline.train.saving import Parts, Resumed
@@ -63,6 +63,7 @@ def init(*, precision: str = "fp32", timeout_s: float = _TIMEOUT_S, seed: int = 
         )
     expected = "seconds, from 0.001 to a year"
     timeout_s = checks.bounded("timeout_s", timeout_s, expected, at_least=0.001, at_most=_YEAR_S)
+    guard.leave_models_alone()
     place = detect_place(os.environ)
     world = connect(place, timeout_s=timeout_s)
     run = world.on_each_rank("paceline.init", lambda: Run(world=world, precision=precision, seed=seed))
