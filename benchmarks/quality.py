@@ -1,0 +1,356 @@
+"""What it costs in loss to synchronise less, or more compactly; and what it gains in time on a slow link.
+
+    python benchmarks/quality.py --quick                             a few minutes: does it work at all
+    python benchmarks/quality.py --json quality.json --svg quality.svg       hours
+    python benchmarks/quality.py every:int4 diloco:H=30@2 --json FILE        these only, the second on two hosts
+    sudo .venv/bin/python benchmarks/quality.py --wall --json wall.json --svg wall.svg
+
+Real training, from nothing: the model of examples/gpt.py on the source text of Python's standard library, less than one
+epoch of it, and a digits network with BatchNorm. Whatever the number of hosts, a step takes the same samples in the
+same order. The learning rate (and the outer one) of each way to synchronise is the best of the same small grid at
+seed 0; what is compared is then the held-out loss of the weights that all hosts share, seed by seed. Each host is a
+process of its own, all hosts of one training share a core, and there are as many trainings at a time as cores.
+
+--wall does the same in small for four hosts, and then trains each at its best once more in a lab with slow links:
+how long until the loss is reached that PyTorch's own averaging ends with?
+
+What is in the JSON file already is not trained again, so a run can be stopped and go on later.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from quality_rank import Trial
+from quality_report import Curve, Row, gap_chart, gap_table, wall_chart, wall_table
+
+from paceline.errors import PacelineError
+from paceline.lab import Lab, format_rate
+from paceline.strategy import Outer, parse_sync
+
+LRS = (1e-3, 2e-3, 4e-3)
+OUTER_LRS = (0.4, 0.7, 1.0)  # of those that have momentum; plain averaging has nothing to tune
+NUM_SEEDS = 3
+LIMIT_S = 3600.0
+ROOT = Path(__file__).resolve().parents[1]
+SYNCHRONOUS = "every"
+MEASURED = ("every:int8", "every:int4", "diloco:H=30@2", "diloco:H=30")
+GLANCED_AT = (  # one seed, and the outer learning rate that goes with the name
+    *("every:bf16", "every:powersgd=4", "every:topk", "local:H=8", "diloco:H=30:int4"),
+    *("streaming:H=30", "eager:H=30", "sparseloco:H=30"),
+)
+WALL = ("ddp", "every:int8", "every:int4", "diloco:H=30:int8", "streaming:H=30")
+WALL_BITS_PER_S = 100_000_000
+WALL_STRETCH = 1.5  # how many more steps than ddp the others may take to come to its loss
+WALL_EVALUATIONS = 40
+
+Popen = Callable[[int, list[str], Mapping[str, str], Any], subprocess.Popen[str]]
+"""Starts rank, command, environment, and where its errors go."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A way to synchronise that is tuned and then measured."""
+
+    task: str
+    sync: str
+    num_hosts: int
+    num_steps: int
+    batch: int
+    lrs: tuple[float, ...] = LRS
+    outer_lrs: tuple[float, ...] = OUTER_LRS
+    """Empty for the one that the strategy has."""
+    num_seeds: int = NUM_SEEDS
+
+    def grid(self) -> list[Trial]:
+        """The trainings among which the best is chosen."""
+        return [
+            Trial(
+                task=self.task,
+                sync=sync,
+                num_hosts=self.num_hosts,
+                lr=lr,
+                seed=0,
+                num_steps=self.num_steps,
+                batch=self.batch,
+            )
+            for sync in self._settings()
+            for lr in self.lrs
+        ]
+
+    def _settings(self) -> list[str]:
+        strategy = None if self.sync == "ddp" else parse_sync(self.sync)
+        if not isinstance(strategy, Outer) or not strategy.momentum or not self.outer_lrs or "lr=" in self.sync:
+            return [self.sync]
+        return [str(dataclasses.replace(strategy, lr=lr)) for lr in self.outer_lrs]
+
+    def due(self, results: Results) -> list[Trial]:
+        """What can be trained now: first the grid, then the other seeds of its best."""
+        missing = [trial for trial in self.grid() if trial not in results.found]
+        return missing or [trial for trial in self.seeds(results) if trial not in results.found]
+
+    def best(self, results: Results) -> Trial:
+        """Of the grid, which is done."""
+        return min(self.grid(), key=results.loss)
+
+    def seeds(self, results: Results) -> list[Trial]:
+        """The best of the grid, with each seed."""
+        return [dataclasses.replace(self.best(results), seed=seed) for seed in range(self.num_seeds)]
+
+    def is_at_edge(self, results: Results) -> bool:
+        """Whether the best learning rate is the highest or lowest of the grid, so that a better one may lie outside."""
+        return len(self.lrs) > 2 and self.best(results).lr in (min(self.lrs), max(self.lrs))
+
+
+class Results:
+    """What has been found, in memory and in a file that is whole at any time."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.found: dict[Trial, dict[str, Any]] = {}
+        self.failed: set[Trial] = set()
+        if path is not None and path.exists():
+            names = {field.name for field in dataclasses.fields(Trial)}
+            for run in json.loads(path.read_text())["runs"]:
+                trial = Trial(**{name: run.pop(name) for name in names})
+                self.found[trial] = run
+
+    def add(self, trial: Trial, found: dict[str, Any] | None) -> None:
+        """None for one that failed: it is not tried again now, but it is when the benchmark is started again."""
+        self.found[trial] = found or {"held_out_loss": None}
+        if found is None:
+            self.failed.add(trial)
+        elif self.path is not None:
+            done = ((trial, found) for trial, found in self.found.items() if trial not in self.failed)
+            text = json.dumps({"runs": [dataclasses.asdict(trial) | found for trial, found in done]}, indent=1)
+            beside = self.path.with_name(self.path.name + ".part")
+            beside.write_text(text + "\n")
+            beside.replace(self.path)
+
+    def loss(self, trial: Trial) -> float:
+        """Infinite for one that failed or diverged."""
+        loss = self.found[trial]["held_out_loss"]
+        return loss if loss is not None and math.isfinite(loss) else math.inf
+
+
+def train_all(entries: list[Entry], results: Results) -> None:
+    """Trains what is due, one training per core at a time."""
+    changed, running = threading.Condition(), set[Trial]()
+    stop = threading.Event()
+
+    def next_trial() -> Trial | None:
+        while not stop.is_set():
+            due = [trial for entry in entries for trial in entry.due(results) if trial not in running]
+            if due or not running:
+                return due[0] if due else None
+            changed.wait()
+        return None
+
+    def work(core: int) -> None:
+        os.sched_setaffinity(0, {core})  # of this thread, and so of the processes that it starts
+        while True:
+            with changed:
+                trial = next_trial()
+                if trial is None:
+                    return
+                running.add(trial)
+            found = None
+            try:
+                found = run_ranks(trial, popen_here, address="127.0.0.1", port=free_port())
+            finally:
+                with changed:
+                    running.discard(trial)
+                    if not stop.is_set():
+                        results.add(trial, found)
+                    changed.notify_all()
+
+    with ThreadPoolExecutor() as pool:
+        try:
+            list(pool.map(work, sorted(os.sched_getaffinity(0))))
+        finally:
+            stop.set()
+
+
+def popen_here(rank: int, argv: list[str], env: Mapping[str, str], errors: Any) -> subprocess.Popen[str]:
+    """A rank on this machine, as a host of its own in its own eyes."""
+    env = {**os.environ, **env, "PACELINE_HOST": f"h{rank + 1}"}
+    return subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=errors, text=True)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def run_ranks(trial: Trial, popen: Popen, *, address: str, port: int) -> dict[str, Any] | None:
+    """One training, to its end; None if it failed, which is said."""
+    argv = [sys.executable, str(ROOT / "benchmarks/quality_rank.py"), json.dumps(dataclasses.asdict(trial))]
+    shared = {"WORLD_SIZE": str(trial.num_hosts), "MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    shared |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryFile("w+") as errors, contextlib.ExitStack() as stack:
+        ranks: list[subprocess.Popen[str]] = []
+        for rank in range(trial.num_hosts):
+            ranks.append(stack.enter_context(popen(rank, argv, shared | {"RANK": str(rank)}, errors)))
+            stack.callback(ranks[-1].kill)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            lines = ranks[0].communicate(timeout=LIMIT_S)[0].splitlines()
+            if ranks[0].returncode == 0:
+                found = json.loads(lines[-1])
+                print(f"  {named(trial)}: {found['held_out_loss']:.4f}, {found['curve'][-1][1]:.0f} s", flush=True)
+                return found
+        errors.seek(0)
+        print(f"  {named(trial)} failed:\n{errors.read()[-2000:]}", flush=True)
+    return None
+
+
+def named(trial: Trial) -> str:
+    words = f"{trial.task} {trial.sync} on {trial.num_hosts} hosts, lr {trial.lr:g}, seed {trial.seed}"
+    return f"{words}, {trial.rate}" if trial.rate else words
+
+
+def entry(text: str, *, task: str, is_quick: bool, **more: Any) -> Entry:
+    """Of TEXT or TEXT@HOSTS, at the size in which the task is measured."""
+    sync, _, hosts = text.partition("@")
+    num_steps, batch = {"gpt": (600, 16), "digits": (600, 32)}[task]
+    if is_quick:
+        num_steps, more = num_steps // 5, more | {"lrs": LRS[1:2], "outer_lrs": (), "num_seeds": 1}
+    return Entry(task=task, sync=sync, num_hosts=int(hosts or 4), num_steps=num_steps, batch=batch, **more)
+
+
+def entries_of(args: argparse.Namespace, task: str) -> list[Entry]:
+    """What is measured of a task, the synchronous one first."""
+    measured = args.strategies or (("every:int4", "diloco:H=30") if args.quick else MEASURED)
+    chosen = [entry(text, task=task, is_quick=args.quick) for text in (SYNCHRONOUS, *measured)]
+    if not args.strategies and not args.quick:
+        chosen += [entry(text, task=task, is_quick=False, outer_lrs=(), num_seeds=1) for text in GLANCED_AT]
+    return chosen
+
+
+def report_gaps(entries: list[Entry], results: Results, svg: Path | None) -> None:
+    """Of one task: the table, and the chart where one is asked for."""
+    synchronous = [results.loss(trial) for trial in entries[0].seeds(results)]
+    rows: list[Row] = []
+    for measured in entries:
+        losses = [results.loss(trial) for trial in measured.seeds(results)]
+        best = measured.best(results)
+        rows.append(
+            Row(
+                label=best.sync,
+                num_hosts=best.num_hosts,
+                lr=best.lr,
+                lr_is_at_edge=measured.is_at_edge(results),
+                losses=losses,
+                gaps=[loss / reference - 1 for loss, reference in zip(losses, synchronous, strict=False)],
+            )
+        )
+    num_parameters = results.found[entries[0].best(results)]["num_parameters"]
+    title = f"{best.task}, {num_parameters:,} parameters, {best.num_steps} steps of {best.batch} samples"
+    print(f"\n{gap_table(title, rows, synchronous)}")
+    if svg is not None:
+        svg.write_text(gap_chart(title, rows, synchronous))
+
+
+def measure_gaps(args: argparse.Namespace, results: Results) -> None:
+    """Both tasks, side by side."""
+    by_task = {task: entries_of(args, task) for task in ("gpt", "digits")}
+    train_all([entry for entries in by_task.values() for entry in entries], results)
+    for task, entries in by_task.items():
+        report_gaps(entries, results, args.svg if task == "gpt" else None)
+
+
+def measure_wall(args: argparse.Namespace, results: Results) -> None:
+    """Tuned as fast as this machine can, then trained once more over slow links, each alone on the machine."""
+    entries = []
+    for text in args.strategies or WALL:
+        plain = entry(text, task="gpt", is_quick=args.quick, num_seeds=1)
+        stretch = 1.0 if text == WALL[0] else WALL_STRETCH
+        entries.append(dataclasses.replace(plain, num_steps=round(plain.num_steps * stretch), batch=plain.num_hosts))
+    train_all(entries, results)
+    rate = format_rate(WALL_BITS_PER_S)
+    trials = [
+        dataclasses.replace(entry.best(results), rate=rate, num_evaluations=WALL_EVALUATIONS) for entry in entries
+    ]
+    with tempfile.TemporaryDirectory(dir=ROOT / "benchmarks", prefix=".quality-") as compiled:  # seen by all hosts
+        with Lab.up(
+            f"quality-{os.getpid()}", num_hosts=4, rate_bits_per_s=WALL_BITS_PER_S, keep=[str(ROOT)], tied=True
+        ) as lab:
+            for trial in trials:
+                if trial not in results.found:
+                    popen = popen_in(lab, compiled)
+                    results.add(trial, run_ranks(trial, popen, address=lab.address(lab.hosts[0]), port=29500))
+    report_wall(trials, results, args.svg)
+
+
+def popen_in(lab: Lab, compiled: str) -> Popen:
+    """Starts ranks on the hosts of a lab, which share the folder of what has been compiled."""
+    fixed = {"GLOO_SOCKET_IFNAME": "eth0", "TORCHINDUCTOR_CACHE_DIR": compiled}
+
+    def popen(rank: int, argv: list[str], env: Mapping[str, str], errors: Any) -> subprocess.Popen[str]:
+        host = lab.hosts[rank]
+        env = {**os.environ, **env, **fixed, "PACELINE_HOST": host}
+        return lab.popen(host, argv, env=env, stdout=subprocess.PIPE, stderr=errors, text=True)
+
+    return popen
+
+
+def report_wall(trials: list[Trial], results: Results, svg: Path | None) -> None:
+    """The times to the loss that the first of them ends with."""
+    target = results.loss(trials[0])
+    curves = []
+    for trial in trials:
+        points = [(s, loss) for _, s, loss in results.found[trial].get("curve", ())]
+        if points:
+            step_s = points[-1][0] / trial.num_steps
+            reached_s = time_to_loss(points, target)
+            curves.append(Curve(label=trial.sync, lr=trial.lr, points=points, step_s=step_s, reached_s=reached_s))
+    title = f"gpt on {trials[0].num_hosts} hosts with links of {trials[0].rate}, {trials[0].batch} samples per step"
+    print(f"\n{wall_table(title, curves, target)}")
+    if svg is not None:
+        svg.write_text(wall_chart(title, curves, target))
+
+
+def time_to_loss(points: Iterable[tuple[float, float]], target: float) -> float | None:
+    """When a curve of (seconds, loss) first came down to `target`, between two of its points; None if never."""
+    before_s, before = 0.0, math.inf
+    for s, loss in points:
+        if loss <= target:
+            share = (before - target) / (before - loss) if math.isfinite(before) and before > loss else 1.0
+            return before_s + share * (s - before_s)
+        before_s, before = s, loss
+    return None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("strategies", nargs="*", metavar="TEXT[@HOSTS]", help="a --sync text; on 4 hosts unless said")
+    parser.add_argument("--quick", action="store_true", help="few steps, one seed, nothing tuned")
+    parser.add_argument("--wall", action="store_true", help="loss against time in a lab with slow links; needs root")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where results are kept, and read from")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="a chart, of the language model")
+    args = parser.parse_args()
+    try:
+        for text in args.strategies:
+            if text != "ddp":
+                parse_sync(text.partition("@")[0])
+        (measure_wall if args.wall else measure_gaps)(args, Results(args.json))
+    except PacelineError as error:
+        sys.exit(f"quality: {error}")
+
+
+if __name__ == "__main__":
+    main()
