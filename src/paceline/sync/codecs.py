@@ -1,0 +1,273 @@
+"""How values become bytes for the wire, and back: the kernels of bf16, fp16, int8, int4 and topk.
+
+A row of encoded bytes is all codes, then a bfloat16 scale per block (bf16 has none). The scale is rounded up, so that
+the largest value of its block has a code, and codes are computed with the rounded scale. Decoding is one multiplication
+of code and scale: the same bits on every machine, compiled or not. A block with a value that isn't finite gets such a
+scale and decodes to values that aren't finite (but for bf16, where each value stands alone). Of int4, a byte holds a
+value of the first and one of the second half of its block: neighbours stay neighbours, so that whole vector registers
+are packed at once.
+
+Each kernel is a plain PyTorch function. `prepare` compiles those of a codec for a device; until then, and where that
+fails, they run as they are, with the same result.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from paceline.codec import Codec, CodecName
+
+_ROUND_UP = 1 + 2**-8 + 2**-15
+"""Times this, a float32 that is rounded to the nearest bfloat16 is not below where it started."""
+_SMALLEST = 2.0**-126
+"""The least scale: its reciprocal is finite, so that a block of zeros needs no care."""
+_COMPILED_FROM_VALUES = 1 << 15
+"""Fewer values are encoded sooner than the checks before a compiled kernel are done."""
+_OPTIONS = {"cpp.vec_isa_ok": True, "compile_threads": 1}
+"""PyTorch would try the compiler on each kind of vector instruction first (17 s), and start processes that help."""
+
+
+def _scales(values: Tensor, largest_code: int) -> Tensor:
+    largest = values.abs().amax((-2, -1), keepdim=True)
+    return (largest * (_ROUND_UP / largest_code)).clamp_min(_SMALLEST).to(torch.bfloat16)
+
+
+def _encode_bf16(values: Tensor, codes: Tensor) -> Tensor:
+    codes.copy_(values)
+    return values.new_empty(0, dtype=torch.bfloat16)
+
+
+def _decode_bf16(codes: Tensor, scales: Tensor) -> Tensor:
+    return codes.float()
+
+
+def _encode_fp16(values: Tensor, codes: Tensor) -> Tensor:
+    # the power of two at or below the largest value: codes end below 2**15, where float16 hasn't ended yet
+    largest = values.abs().amax((-2, -1), keepdim=True)
+    power = (largest.view(torch.int32) & 0x7F800000).view(torch.float32)
+    scales = (power * 2.0**-14).clamp_min(_SMALLEST)
+    codes.copy_(values * scales.reciprocal())
+    return scales.to(torch.bfloat16)
+
+
+def _encode_int8(values: Tensor, codes: Tensor) -> Tensor:
+    scales = _scales(values, 127)
+    codes.copy_(torch.round(values * scales.float().reciprocal()))
+    return scales
+
+
+def _decode_scaled(codes: Tensor, scales: Tensor) -> Tensor:
+    return codes.float() * scales.float()
+
+
+def _encode_int4(values: Tensor, codes: Tensor) -> Tensor:
+    scales = _scales(values, 7)
+    low, high = torch.round(values * scales.float().reciprocal()).split(1, -2)
+    codes.copy_(low + 16 * high + (8 + 16 * 8))  # -7 to 7 are written as 1 to 15
+    return scales
+
+
+def _decode_int4(codes: Tensor, scales: Tensor) -> Tensor:
+    shifts = 4 * torch.arange(2, dtype=torch.int32, device=codes.device).view(2, 1)
+    return (((codes.int() >> shifts) & 15) - 8).float() * scales.float()
+
+
+class _Kernels(NamedTuple):
+    """What runs for one codec. A block is seen as its halves (int4) or as one part (the others):
+
+    values   [..., blocks, parts, values of a part]  float32
+    codes    [..., blocks, 1, codes of a block]
+    scales   [..., blocks, 1, 1]                     bfloat16; bf16 has none
+    """
+
+    encode: Callable[[Tensor, Tensor], Tensor]
+    """(values, codes written in place) -> scales"""
+    decode: Callable[[Tensor, Tensor, Tensor], None]
+    """(codes, scales, values written in place)"""
+    decode_sum: Callable[[Tensor, Tensor, Tensor, Tensor], None]
+    """(codes [N, ...], scales [N, ...], weights [N], values written in place)"""
+
+
+def _kernels(encode: Callable[[Tensor, Tensor], Tensor], decode: Callable[[Tensor, Tensor], Tensor]) -> _Kernels:
+    def decode_into(codes: Tensor, scales: Tensor, values: Tensor) -> None:
+        values.copy_(decode(codes, scales))
+
+    def decode_sum_into(codes: Tensor, scales: Tensor, weights: Tensor, values: Tensor) -> None:
+        # term by term: compiled, a sum over a dimension would be written to memory of its own first (5 times slower)
+        terms = [decode(codes[row], scales[row]) * weights[row] for row in range(codes.shape[0])]
+        values.copy_(functools.reduce(torch.add, terms))
+
+    return _Kernels(encode, decode_into, decode_sum_into)
+
+
+_EAGER: dict[CodecName, _Kernels] = {
+    "bf16": _kernels(_encode_bf16, _decode_bf16),
+    "fp16": _kernels(_encode_fp16, _decode_scaled),
+    "int8": _kernels(_encode_int8, _decode_scaled),
+    "int4": _kernels(_encode_int4, _decode_int4),
+}
+_CODES: dict[CodecName, torch.dtype] = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "int8": torch.int8,
+    "int4": torch.uint8,
+}
+_compiled: dict[tuple[CodecName, str], _Kernels] = {}
+_prepared: dict[tuple[CodecName, str, int], str] = {}
+
+
+@torch.no_grad()
+def encode(codec: Codec, values: Tensor, out: Tensor) -> None:
+    """Write `values` for the wire.
+
+    values  [rows, width] float32, contiguous; width is a multiple of `codec.block_values`
+    out     [rows, codec.encoded_bytes(width)] uint8, contiguous; written in place
+    """
+    if codec.name == "topk":
+        _encode_topk(codec, values, out)
+        return
+    blocks, (codes, scales) = _blocks(codec, values), _parts(codec, out)
+    if (kernels := _compiled_for(codec, values)) is None:
+        scales.copy_(_EAGER[codec.name].encode(blocks, codes))
+        return
+    for row in range(len(values)):
+        scales[row].copy_(kernels.encode(_alone(blocks[row]), _alone(codes[row])))
+
+
+@torch.no_grad()
+def decode(codec: Codec, encoded: Tensor, out: Tensor) -> None:
+    """The inverse of `encode`, from [rows, codec.encoded_bytes(width)] uint8 into `out` [rows, width] float32."""
+    if codec.name == "topk":
+        out.zero_()
+        for row, into in zip(encoded, out, strict=True):
+            _add_topk(codec, row, 1.0, into)
+        return
+    blocks, (codes, scales) = _blocks(codec, out), _parts(codec, encoded)
+    if (kernels := _compiled_for(codec, out)) is None:
+        _EAGER[codec.name].decode(codes, scales, blocks)
+        return
+    for row in range(len(out)):
+        kernels.decode(_alone(codes[row]), _alone(scales[row]), _alone(blocks[row]))
+
+
+@torch.no_grad()
+def decode_sum(codec: Codec, encoded: Tensor, weights: Tensor, out: Tensor) -> None:
+    """The weighted sum of N encoded rows.
+
+    encoded  [N, codec.encoded_bytes(width)] uint8, contiguous
+    weights  [N] float32
+    out      [width] float32, contiguous; written in place
+    """
+    if codec.name == "topk":
+        out.zero_()
+        for row, weight in zip(encoded, weights, strict=True):
+            _add_topk(codec, row, weight, out)
+        return
+    blocks, (codes, scales) = _blocks(codec, out), _parts(codec, encoded)
+    is_prepared = (codec.name, out.device.type, len(encoded)) in _prepared
+    kernels = (is_prepared and _compiled_for(codec, out)) or _EAGER[codec.name]
+    kernels.decode_sum(_alone(codes), _alone(scales), weights, _alone(blocks))
+
+
+def prepare(codec: Codec, device: torch.device, num_hosts: int = 2) -> str | None:
+    """Compile the kernels of `codec` for `device`, once per process, so that no step waits for it; sums of `num_hosts`
+    rows. What is compiled is kept on disk where PyTorch keeps such things, so that the next process is sooner ready.
+
+    Returns a line that says how long it took, or why kernels run uncompiled; None where there is nothing to compile.
+    """
+    if codec.name not in _EAGER:
+        return None
+    key = codec.name, device.type, num_hosts
+    if key not in _prepared:
+        began_s = time.monotonic()
+        try:
+            kernels = _Kernels(*map(_compile, _EAGER[codec.name]))
+            _run_once(codec, device, num_hosts, kernels)
+        except Exception as error:  # noqa: BLE001 - whatever a compiler may lack; the kernels work without it
+            reason = next(filter(None, str(error).splitlines()), type(error).__name__)
+            _prepared[key] = f"{codec} runs uncompiled on the {device.type}, some times slower: {reason}"
+        else:
+            _compiled[key[:2]] = kernels
+            _prepared[key] = f"{codec} compiled for the {device.type} in {time.monotonic() - began_s:.1f} s"
+    return _prepared[key]
+
+
+def _compile(kernel: Callable[..., Any]) -> Any:
+    return torch.compile(kernel, fullgraph=True, options=_OPTIONS)
+
+
+@torch.no_grad()
+def _run_once(codec: Codec, device: torch.device, num_hosts: int, kernels: _Kernels) -> None:
+    """Compile for any number of blocks, wherever they begin in memory: these begin at odd places."""
+    num_blocks, rows = 5, max(2, num_hosts)
+    width = num_blocks * codec.block_values
+    values = _alone(_blocks(codec, torch.ones(width + 1, device=device)[1:]))
+    encoded = torch.zeros(rows, codec.encoded_bytes(width), dtype=torch.uint8, device=device)
+    codes, scales = (_alone(part) for part in _parts(codec, encoded))
+    row_codes, row_scales = _alone(codes[1]), _alone(scales[1])
+    for tensor, blocks_dim in ((values, 0), (row_codes, 0), (row_scales, 0), (codes, 1), (scales, 1)):
+        torch._dynamo.mark_dynamic(tensor, blocks_dim)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what the compiler could do better is nothing that the user could mend
+        kernels.encode(values, row_codes)
+        kernels.decode(row_codes, row_scales, values)
+        kernels.decode_sum(codes, scales, torch.ones(rows, device=device), values)
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """The same memory, as if nothing lay before or behind it: compiled code is made for one way in which tensors are
+    views of others, and each other way would be compiled anew."""
+    return torch.from_dlpack(tensor)
+
+
+def _compiled_for(codec: Codec, values: Tensor) -> _Kernels | None:
+    if values.numel() < _COMPILED_FROM_VALUES:
+        return None
+    return _compiled.get((codec.name, values.device.type))
+
+
+def _blocks(codec: Codec, values: Tensor) -> Tensor:
+    """`values` [..., width] as [..., blocks, parts, values of a part]."""
+    parts = 2 if codec.name == "int4" else 1
+    return values.unflatten(-1, (-1, parts, codec.block_values // parts))
+
+
+def _parts(codec: Codec, encoded: Tensor) -> tuple[Tensor, Tensor]:
+    """The codes [rows, blocks, 1, codes of a block] and scales [rows, blocks, 1, 1] in `encoded` [rows, bytes]."""
+    block_bytes = codec.encoded_bytes(codec.block_values)
+    blocks = encoded.shape[1] // block_bytes
+    codes_bytes = blocks * (block_bytes - (0 if codec.name == "bf16" else 2))
+    codes = encoded[:, :codes_bytes].view(_CODES[codec.name])
+    scales = encoded[:, codes_bytes:].view(torch.bfloat16)
+    return codes.unflatten(1, (blocks, 1, -1)), scales.unflatten(1, (blocks, 1, -1))
+
+
+def _encode_topk(codec: Codec, values: Tensor, out: Tensor) -> None:
+    """Per row: codes, indices (two in three bytes), scales."""
+    blocks = values.unflatten(1, (-1, codec.block_values))
+    places = blocks.abs().topk(codec.kept_values, sorted=False).indices
+    kept = blocks.gather(-1, places)
+    codes = torch.empty_like(kept, dtype=torch.int8)
+    scales = _encode_int8(kept.unsqueeze(-2), codes.unsqueeze(-2))
+    first, second = places.unflatten(-1, (-1, 2)).unbind(-1)
+    packed = torch.stack((first & 255, first >> 8 | (second & 15) << 4, second >> 4), -1).to(torch.uint8)
+    parts = codes.view(torch.uint8), packed, scales.view(torch.uint8)
+    torch.cat([part.flatten(1) for part in parts], 1, out=out)
+
+
+def _add_topk(codec: Codec, encoded: Tensor, weight: Tensor | float, out: Tensor) -> None:
+    """Add `weight` times what a row holds to `out` [width]. No place occurs twice: the order makes no difference."""
+    kept, blocks = codec.kept_values, len(out) // codec.block_values
+    codes, packed, scales = encoded.split((kept * blocks, kept * blocks * 3 // 2, 2 * blocks))
+    low, middle, high = packed.view(blocks, -1, 3).int().unbind(-1)
+    places = torch.stack((low | (middle & 15) << 8, middle >> 4 | high << 4), -1).view(blocks, kept).long()
+    scales = scales.clone().view(torch.bfloat16).view(blocks, 1)  # the clone begins where two bytes may be read as one
+    values = codes.view(torch.int8).view(blocks, kept).float() * scales.float()
+    out.view(blocks, -1).scatter_add_(1, places, values * weight)
