@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from paceline.codec import Codec
+from paceline import codec as codec_module
+from paceline.codec import HEADER_BYTES, Codec
 from paceline.strategy import EveryStep
 from paceline.sync.collectives import Mesh
 from rank_pool import RankPool
@@ -65,3 +66,191 @@ def test_mean_is_right_equal_everywhere_and_weighs_what_the_strategy_says(
         num_hosts, lanes = len(set(hosts)), min(hosts.count(host) for host in hosts)
         expected = EveryStep(codec=codec).wire_bytes([[(size,)]], num_hosts=num_hosts, lanes=lanes)
         assert sent_bytes == pytest.approx(expected), (codec, size)
+
+
+def mean_in_small_chunks(hosts: str) -> list[tuple[torch.Tensor, float, float]]:
+    """What came out, what each host sent, and what it was to send; lanes whose numbers of chunks differ by one."""
+    whole, codec_module.CHUNK_VALUES = codec_module.CHUNK_VALUES, 1 << 13
+    mesh = connect(hosts)
+    results = []
+    for codec in CODECS:
+        flat = own_values(mesh.rank, (1 << 15) + 1)
+        sent_before = host_sent_bytes(mesh)
+        mesh.mean(flat, codec=codec, sum_local=True).wait()
+        expected = EveryStep(codec=codec).wire_bytes([[flat.shape]], num_hosts=mesh.num_hosts, lanes=mesh.lanes)
+        results.append((flat, host_sent_bytes(mesh) - sent_before, expected))
+    mesh.close()
+    codec_module.CHUNK_VALUES = whole
+    return results
+
+
+@pytest.mark.parametrize("hosts", [TWO_BY_TWO, FOUR])
+def test_what_is_cut_into_chunks_comes_out_whole(hosts: str, four_ranks: RankPool) -> None:
+    mean = torch.stack([own_values(rank, (1 << 15) + 1) for rank in range(4)]).mean(0)
+    for codec, *results in zip(CODECS, *four_ranks.run(mean_in_small_chunks, hosts), strict=True):
+        for found, sent_bytes, expected in results:
+            assert torch.equal(found, results[0][0]) and sent_bytes == pytest.approx(expected)
+            assert codec.name == "topk" or (found - mean).abs().max() <= ERRORS[codec.name]
+
+
+def conserved(hosts: str, codec: Codec) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """For each of three rounds: the sum of values and residuals before, and of the mean and the residuals after."""
+    mesh = connect(hosts)
+    size = 70_001
+    residual = torch.zeros(size)
+    rounds = []
+    for number in range(3):
+        flat = own_values(4 * number + mesh.rank, size)
+        before, after = (flat + residual).double(), torch.zeros(size, dtype=torch.float64)
+        mesh.mean(flat, codec=codec, sum_local=True, residual=residual).wait()
+        after += residual
+        for tensor in (before, after):
+            dist.all_reduce(tensor)
+        rounds.append((before, after + mesh.world_size * flat.double()))
+    mesh.close()
+    return rounds
+
+
+@pytest.mark.parametrize("name", ["topk", "int4", "int8"])
+@pytest.mark.parametrize("hosts", [PAIR, TWO_BY_TWO, UNEVEN])
+def test_error_feedback_conserves_the_sum(hosts: str, name: str, two_ranks: RankPool, four_ranks: RankPool) -> None:
+    pool = two_ranks if len(hosts) == 2 else four_ranks
+    for rounds in pool.run(conserved, hosts, Codec(name=name)):  # type: ignore[arg-type]
+        for before, after in rounds:
+            assert (before - after).abs().max() < 1e-5
+
+
+def spread(hosts: str, codec: Codec, bad: float) -> tuple[bool, bool, bool]:
+    """Whether what is not finite on one rank arrived, the residual stayed finite, and the next mean is right."""
+    mesh = connect(hosts)
+    flat, residual = own_values(mesh.rank, 9000), torch.full((9000,), 0.0)
+    if mesh.rank == mesh.world_size - 1:
+        flat[5] = bad
+    mesh.mean(flat, codec=codec, sum_local=True, residual=residual).wait()
+    arrived = not flat.isfinite().all()
+    after = mesh.mean(own_values(mesh.rank, 9000), codec=codec, sum_local=True, residual=residual).wait()
+    mesh.close()
+    return arrived, bool(residual.isfinite().all()), bool(after.isfinite().all())
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_what_is_not_finite_reaches_all_ranks_and_no_residual(codec: Codec, four_ranks: RankPool) -> None:
+    for hosts, bad in (TWO_BY_TWO, float("inf")), (UNEVEN, float("nan")):
+        assert four_ranks.run(spread, hosts, codec, bad) == [(True, True, True)] * 4
+
+
+def weighted(hosts: str, sum_local: bool) -> list[torch.Tensor]:
+    mesh = connect(hosts)
+    means = []
+    for codec in CODECS[:-1]:
+        flat = own_values(mesh.rank if sum_local else mesh.host, 5000)
+        means.append(mesh.mean(flat, codec=codec, sum_local=sum_local, weights=lambda: [0.75, 0.25]).wait())
+    mesh.close()
+    return means
+
+
+@pytest.mark.parametrize("sum_local", [False, True])
+@pytest.mark.parametrize("hosts", [PAIR, UNEVEN])
+def test_a_host_counts_as_its_weight_says(
+    hosts: str, sum_local: bool, two_ranks: RankPool, four_ranks: RankPool
+) -> None:
+    pool = two_ranks if len(hosts) == 2 else four_ranks
+    if sum_local:
+        last = len(hosts) - 1
+        of_hosts = [torch.stack([own_values(rank, 5000) for rank in range(last)]).mean(0), own_values(last, 5000)]
+    else:
+        of_hosts = [own_values(0, 5000), own_values(1, 5000)]
+    expected = 0.75 * of_hosts[0] + 0.25 * of_hosts[1]
+    first, *others = pool.run(weighted, hosts, sum_local)
+    for mean, codec, *same in zip(first, CODECS, *others, strict=False):
+        assert all(torch.equal(mean, other) for other in same), codec
+        assert (mean - expected).abs().max() <= ERRORS[codec.name], codec
+
+
+def many_at_once(hosts: str) -> list[tuple[list[list[int]], float]]:
+    """Headers and means, all begun before the first is waited for; the weights of each come from its header."""
+    mesh = connect(hosts)
+    begun = []
+    for number in range(20):
+        headers = mesh.exchange([mesh.host + 1, -number])
+        codec = CODECS[number % len(CODECS)]
+
+        def shares(headers: torch.futures.Future[list[list[int]]] = headers) -> list[float]:
+            total = sum(row[0] for row in headers.wait())
+            return [row[0] / total for row in headers.wait()]
+
+        flat = torch.full((4096 * (number % 3 + 1),), float(mesh.host))
+        begun.append((headers, mesh.mean(flat, codec=codec, sum_local=False, weights=shares)))
+    results = [(headers.wait(), float(mean.wait()[0])) for headers, mean in begun]
+    mesh.close()
+    return results
+
+
+@pytest.mark.parametrize("hosts", [PAIR, TWO_BY_TWO, UNEVEN, FOUR])
+def test_many_at_once_keep_their_order(hosts: str, two_ranks: RankPool, four_ranks: RankPool) -> None:
+    num_hosts = len(set(hosts))
+    expected = sum(host * (host + 1) for host in range(num_hosts)) / sum(range(num_hosts + 1))
+    for results in (two_ranks if len(hosts) == 2 else four_ranks).run(many_at_once, hosts):
+        for number, (headers, mean) in enumerate(results):
+            assert headers == [[host + 1, -number] for host in range(num_hosts)]
+            assert mean == pytest.approx(expected, rel=0.02)
+
+
+def header_bytes(hosts: str) -> float:
+    mesh = connect(hosts)
+    mesh.exchange([1, 2, 3, 4, 5, 6]).wait()
+    mesh.close()
+    return host_sent_bytes(mesh)
+
+
+def test_a_header_weighs_what_the_strategy_says(four_ranks: RankPool) -> None:
+    assert four_ranks.run(header_bytes, TWO_BY_TWO) == [2 * HEADER_BYTES] * 4
+    assert four_ranks.run(header_bytes, FOUR) == [3 * HEADER_BYTES] * 4
+
+
+def alone_on_one_host() -> tuple[torch.Tensor, list[list[int]], float, bool]:
+    mesh = connect("aa")
+    flat = own_values(mesh.rank, 999)
+    mean = mesh.mean(flat, codec=Codec(name="int4"), sum_local=True).wait()
+    headers = mesh.exchange([7, mesh.host]).wait()
+    same = mesh.mean(torch.ones(5), sum_local=False).wait()
+    mesh.close()
+    return mean, headers, mesh.traffic.sent_bytes, bool((same == 1).all())
+
+
+def test_on_one_host_nothing_is_coded_and_nothing_crosses(two_ranks: RankPool) -> None:
+    expected = (own_values(0, 999) + own_values(1, 999)) / 2
+    for mean, headers, sent_bytes, same in two_ranks.run(alone_on_one_host):
+        assert torch.allclose(mean, expected) and headers == [[7, 0]] and sent_bytes == 0.0 and same
+
+
+def fail_in_the_pipeline() -> list[str]:
+    mesh = connect("ab")
+
+    def broken() -> list[float]:
+        raise ZeroDivisionError("no samples")
+
+    told = []
+    for weights in (broken, None):
+        flat = torch.ones(5000)
+        future = mesh.mean(flat, codec=Codec(name="int8"), sum_local=False, weights=weights)
+        try:
+            future.wait()
+        except Exception as error:  # noqa: BLE001
+            told.append(str(error))
+    mesh.close()
+    return told
+
+
+def test_an_error_reaches_its_future_and_all_later_ones(two_ranks: RankPool) -> None:
+    for told in two_ranks.run(fail_in_the_pipeline):
+        assert len(told) == 2 and all("no samples" in text for text in told)
+
+
+def test_one_rank_needs_no_process_group() -> None:
+    mesh = Mesh.connect(["a"], torch.device("cpu"))
+    flat = torch.ones(3)
+    assert mesh.mean(flat, codec=Codec(name="int4"), sum_local=True).wait() is flat
+    assert mesh.exchange([3]).wait() == [[3]]
+    assert (mesh.rank, mesh.world_size, mesh.num_hosts, mesh.lane, mesh.hosts) == (0, 1, 1, 0, ["a"])
+    mesh.close()
