@@ -23,6 +23,8 @@ from paceline.sync.pipeline import Job, Pipeline, Scratch, Work
 
 Weights = Callable[[], Sequence[float]]
 
+# PyTorch has renamed it and warns of the old name.
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _NUM_HEADER_WORDS = HEADER_BYTES // 8
 
 
@@ -251,7 +253,7 @@ class Mesh:
         codecs.decode_sum(codec, received, torch.tensor(factors, device=self.device), mean[0])
         codecs.encode(codec, mean, sent[:1])
         group = self._groups.gather
-        work = self._start(dist.all_gather_into_tensor, received, sent[:1], num_bytes=others * row_bytes, group=group)
+        work = self._start(_all_gather, received, sent[:1], num_bytes=others * row_bytes, group=group)
         part = slice(self.host * width, (self.host + 1) * width)
         if residual is not None and factors[self.host] and (lost := residual[part]).numel():
             # Added to what this host sends next, it counts by this host's weight.
@@ -272,7 +274,7 @@ class Mesh:
         sent, received = self._scratch.take(1, row_bytes), self._scratch.take(self.num_hosts, row_bytes)
         self._encode(codec, values, sent)
         group = self._groups.scatter
-        work = self._start(dist.all_gather_into_tensor, received, sent, num_bytes=others * row_bytes, group=group)
+        work = self._start(_all_gather, received, sent, num_bytes=others * row_bytes, group=group)
         if residual is not None:
             self._keep_lost(codec, values, sent, residual)
         yield [work]
@@ -336,7 +338,7 @@ class Mesh:
         else:
             num_bytes = (self.num_hosts - 1) * HEADER_BYTES
             group = self._groups.scatter
-            yield [self._start(dist.all_gather_into_tensor, headers, own, num_bytes=num_bytes, group=group)]
+            yield [self._start(_all_gather, headers, own, num_bytes=num_bytes, group=group)]
             future.set_result(_rows(headers, len(numbers)))
         yield []
         if len(self._neighbours) > self.lanes:  # somebody here carries nothing across

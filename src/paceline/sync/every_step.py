@@ -18,6 +18,16 @@ from paceline.sync.powersgd import PowerSgd
 from paceline.sync.residuals import Residuals
 
 
+class _Held:
+    """A bucket, and the future that DDP waits for."""
+
+    def __init__(self, flat: Tensor, parameters: list[Parameter], gradients: list[Tensor]) -> None:
+        self.flat = flat
+        self.parameters = parameters
+        self.gradients = gradients
+        self.mean: Future[Tensor] = Future(devices=[flat.device] if flat.is_cuda else None)
+
+
 class EveryStepHook:
     """For one DDP model whose parameters that need gradients are `parameters`:
 
@@ -39,6 +49,11 @@ class EveryStepHook:
         self._passes = 0
         """Backward passes since the last average."""
         self._sums: dict[Parameter, Tensor] = {}
+        self._groups: list[list[Parameter]] = []
+        """The buckets of the last backward pass."""
+        self._groups_before: list[list[Parameter]] = []
+        """After a resume, those from before, until the first backward pass has ended."""
+        self._held: list[_Held] = []
         self._step_hook = None
         if strategy.accumulate_steps > 1:
             self._step_hook = register_optimizer_step_pre_hook(self._before_optimizer_step)
@@ -51,19 +66,32 @@ class EveryStepHook:
     # DDP compares a hook's annotations with the types themselves; with postponed ones it would refuse it.
     def average(self, _state, bucket):
         """The communication hook. The future's value is the bucket's buffer: the mean over all ranks, or zeros."""
-        flat: Tensor = bucket.buffer()
+        held = _Held(bucket.buffer(), bucket.parameters(), bucket.gradients())
         if self.strategy.accumulate_steps > 1:
-            is_complete = self._accumulate(bucket.parameters(), bucket.gradients())
+            is_complete = self._accumulate(held)
             if bucket.is_last():
                 self._passes = (self._passes + 1) % self.strategy.accumulate_steps
             if not is_complete:
-                return _done(flat.zero_())
-            flat.div_(self.strategy.accumulate_steps)
-        return self._mean(flat, bucket.parameters())
+                if bucket.is_last():
+                    self._groups_before = []
+                held.mean.set_result(held.flat.zero_())
+                return held.mean
+            held.flat.div_(self.strategy.accumulate_steps)
+        if self._groups_before:
+            return self._hold(held, is_last=bucket.is_last())
+        if bucket.index() == 0:
+            self._groups = []
+        self._groups.append(held.parameters)
+        return self._mean(held.flat, held.parameters)
 
     def shared_state(self) -> dict[str, Any]:
         """What is the same on every rank."""
-        return {"passes": self._passes, "factors": self._powersgd.state() if self._powersgd else {}}
+        places = {parameter: place for place, parameter in enumerate(self._parameters)}
+        return {
+            "passes": self._passes,
+            "groups": [[places[parameter] for parameter in group] for group in self._groups],
+            "factors": self._powersgd.state() if self._powersgd else {},
+        }
 
     def own_state(self) -> dict[str, Any]:
         """What this rank alone knows: gradients of an unfinished window, and what the codec has lost."""
@@ -77,6 +105,7 @@ class EveryStepHook:
         """Continues from `shared_state` and, on the same rank of the same layout, `own_state`; without it a window
         starts anew, and nothing has been lost so far."""
         self._passes = shared["passes"] if own is not None else 0
+        self._groups_before = [[self._parameters[place] for place in group] for group in shared["groups"]]
         if self._powersgd is not None:
             self._powersgd.load(shared["factors"])
         own = own or {"sums": {}, "residuals": {}}
@@ -94,10 +123,10 @@ class EveryStepHook:
         if self._powersgd is not None:
             self._powersgd.close()
 
-    def _accumulate(self, parameters: list[Parameter], gradients: list[Tensor]) -> bool:
+    def _accumulate(self, held: _Held) -> bool:
         """Adds this pass's gradients to those of the window, or, in its last pass, these to the gradients."""
         is_complete = self._passes == self.strategy.accumulate_steps - 1
-        for parameter, gradient in zip(parameters, gradients, strict=True):
+        for parameter, gradient in zip(held.parameters, held.gradients, strict=True):
             total = self._sums.get(parameter)
             if is_complete and total is not None:
                 gradient.add_(total)
@@ -108,6 +137,25 @@ class EveryStepHook:
             else:
                 total.add_(gradient)
         return is_complete
+
+    def _hold(self, held: _Held, *, is_last: bool) -> Future[Tensor]:
+        """DDP regroups its buckets after the first step. So that a resume goes on bit for bit, its first step waits for
+        all gradients, and averages them in the groups in which they would have travelled."""
+        self._held.append(held)
+        if is_last:
+            gradients = {p: g for each in self._held for p, g in zip(each.parameters, each.gradients, strict=True)}
+            groups, self._groups_before = self._groups_before, []
+            if {parameter for group in groups for parameter in group} != gradients.keys():
+                groups = [each.parameters for each in self._held]
+            self._groups = groups
+            means = [self._mean(torch.cat([gradients[p].flatten() for p in group]), group) for group in groups]
+            for group, mean in zip(groups, means, strict=True):
+                for parameter, part in zip(group, mean.wait().split([p.numel() for p in group]), strict=True):
+                    gradients[parameter].copy_(part.view_as(parameter))
+            for each in self._held:
+                each.mean.set_result(each.flat)
+            self._held = []
+        return held.mean
 
     def _mean(self, flat: Tensor, bucket: list[Parameter]) -> Future[Tensor]:
         if self._codec.name == "none" or flat.dtype == torch.float32:
@@ -128,9 +176,3 @@ class EveryStepHook:
             for parameter in group["params"]:
                 if parameter in self._sums:
                     parameter.grad = None
-
-
-def _done(flat: Tensor) -> Future[Tensor]:
-    future: Future[Tensor] = Future(devices=[flat.device] if flat.is_cuda else None)
-    future.set_result(flat)
-    return future
