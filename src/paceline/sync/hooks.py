@@ -89,9 +89,11 @@ class Sync:
         self._engine: OuterEngine | None = None
         self._state: EveryStepHook | OuterEngine
         self._reduce: Callable[..., Any]
-        self._was_loaded = False
-        """The script has loaded weights since it last trained: those are its own business until it trains again."""
-        self._trains_in_eval_mode = False
+        self._trained: list[torch.Tensor] | None = None
+        """What the module held before the script loaded other weights. Those are its own business until it trains
+        again: a rank may load some for a last evaluation, alone."""
+        self._trains_in_eval_mode: bool | None = None
+        """What the first backward pass shows; None before it, when evaluation and training see the same weights."""
         self._swaps: list[contextlib.AbstractContextManager[None] | None] = []
         if isinstance(strategy, Outer):
             self._engine = OuterEngine(ddp.module, strategy, mesh)
@@ -105,12 +107,22 @@ class Sync:
         ddp.register_forward_pre_hook(Hook(self._before_training), with_kwargs=True)
         ddp.register_comm_hook = self._refuse_comm_hook  # type: ignore[method-assign]
 
+    @property
+    def is_accumulating(self) -> bool:
+        """Whether gradients are being added up, so that the optimizer's next step does nothing."""
+        return isinstance(self._state, EveryStepHook) and self._state.is_accumulating
+
+    @property
+    def averages_over_world(self) -> bool:
+        """Whether gradients are averaged over all ranks in this step; else over those of each host."""
+        return self._engine is None or self._engine.averages_gradients
+
     def step_ended(self, num_samples: int) -> None:
         """A step was attempted with so many samples on this rank; may wait for other hosts and move the weights."""
         if self._engine is None:
             return
         began_s = time.monotonic()
-        with torch.no_grad():
+        with torch.no_grad(), self._as_trained():
             self._engine.step_ended(num_samples)
         self._meter.waited(time.monotonic() - began_s)
 
@@ -126,9 +138,7 @@ class Sync:
         """This rank has no more data: takes part until all have ended, and then shares what is not shared yet."""
         self._count_step()
         if self._engine is not None:
-            # What the script has loaded since it last trained is nothing that this rank has learned.
-            aside = self._engine.shared(with_buffers=True) if self._was_loaded else contextlib.nullcontext()
-            with torch.no_grad(), aside:
+            with torch.no_grad(), self._as_trained():
                 self._engine.finish()
         elif isinstance(self._state, EveryStepHook):
             self._state.close()
@@ -145,14 +155,14 @@ class Sync:
     def load_state(self, shared: dict[str, Any], own: dict[str, Any] | None) -> None:
         """Continues from `shared_state` and, where they belong to this rank, `own_state`. After the module's
         `load_state_dict`."""
-        self._was_loaded = False
+        self._trained = None
         self._state.load_state(shared, own)
 
     def _carry(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         self._meter.bucket_ready()
         if bucket.is_last():
             self._step_is_pending = True
-            self._trains_in_eval_mode = self._trains_in_eval_mode or not self._ddp.training
+            self._note_mode()
         future = self._reduce(None, bucket)
         if self._meter.sync_wait_s is not None:
             future.add_done_callback(lambda _: self._meter.bucket_done())
@@ -185,27 +195,49 @@ class Sync:
         self._num_samples = 0
 
     def _take_up_loaded(self) -> None:
-        if self._was_loaded and self._engine is not None:
+        if self._trained is not None and self._engine is not None:
             with torch.no_grad():
                 self._engine.weights_loaded()
-        self._was_loaded = False
+        self._trained = None
+
+    @contextlib.contextmanager
+    def _as_trained(self) -> Iterator[None]:
+        if self._trained is None:
+            yield
+            return
+        loaded = _copies(self._ddp.module)
+        _put(self._ddp.module, self._trained)
+        try:
+            yield
+        finally:
+            _put(self._ddp.module, loaded)
 
     def _is_evaluation(self) -> bool:
-        return not torch.is_grad_enabled() or not (self._ddp.training or self._trains_in_eval_mode)
+        return not torch.is_grad_enabled() or not (self._ddp.training or self._trains_in_eval_mode is not False)
+
+    def _note_mode(self) -> None:
+        if self._trains_in_eval_mode is None:
+            self._trains_in_eval_mode = not self._ddp.training
+        elif self._engine is not None and not (self._ddp.training or self._trains_in_eval_mode):
+            raise InputError(
+                f"--sync {self.strategy}: a backward pass in eval mode, in which the model is what hosts share",
+                hint="call model.train() before training goes on, or train in eval mode from the start",
+            )
 
     def _hook_module(self, module: torch.nn.Module) -> None:
         module.register_forward_pre_hook(Hook(self._enter), prepend=True)
         module.register_forward_hook(Hook(self._leave), always_call=True)
         for part in module.modules():
-            part.register_load_state_dict_post_hook(Hook(self._note_loaded))
             # Public from PyTorch 2.5 on.
-            register = getattr(part, "register_state_dict_post_hook", part._register_state_dict_hook)
-            register(Hook(self._give_shared))
+            before_load = getattr(part, "register_load_state_dict_pre_hook", part._register_load_state_dict_pre_hook)
+            before_load(Hook(self._keep_trained))
+            after_save = getattr(part, "register_state_dict_post_hook", part._register_state_dict_hook)
+            after_save(Hook(self._give_shared))
 
     def _enter(self, module: torch.nn.Module, _inputs: tuple[Any, ...]) -> None:
         assert self._engine is not None
         swap = None
-        if self._is_evaluation() and not self._was_loaded:
+        if self._is_evaluation() and self._trained is None:
             swap = self._engine.shared(with_buffers=not module.training)
             with torch.inference_mode(False):
                 swap.__enter__()
@@ -217,11 +249,12 @@ class Sync:
             with torch.inference_mode(False):
                 swap.__exit__(None, None, None)
 
-    def _note_loaded(self, *_: object) -> None:
-        self._was_loaded = True
+    def _keep_trained(self, *_: object) -> None:
+        if self._trained is None:
+            self._trained = _copies(self._ddp.module)
 
     def _give_shared(self, part: torch.nn.Module, state: dict[str, Any], prefix: str, _metadata: object) -> None:
-        if self._was_loaded:
+        if self._trained is not None:
             return
         assert self._engine is not None
         for name, own in _direct_tensors(part):
@@ -255,6 +288,15 @@ def _comm_hook(carry: Callable[[Any], torch.futures.Future[torch.Tensor]]) -> Ca
         return carry(bucket)
 
     return hook
+
+
+def _copies(module: torch.nn.Module) -> list[torch.Tensor]:
+    return [tensor.detach().clone() for tensor in (*module.parameters(), *module.buffers())]
+
+
+def _put(module: torch.nn.Module, values: list[torch.Tensor]) -> None:
+    for tensor, value in zip((*module.parameters(), *module.buffers()), values, strict=True):
+        tensor.detach().copy_(value)
 
 
 def _direct_tensors(part: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
