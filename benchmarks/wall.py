@@ -19,6 +19,7 @@ import contextlib
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -89,16 +90,39 @@ def measure(arguments: argparse.Namespace, rows: list[str]) -> dict[str, Any]:
             "model_bytes": arguments.model_bytes,
             "compute_s": arguments.compute_s,
             "repetitions": arguments.repetitions,
-            "result": f"{folder}/result.json",
+            "results": f"{folder}/results",
+            "notes": f"{folder}/notes",
         }
         Path(folder, "plan.json").write_text(json.dumps(plan))
         command = [str(Path(sys.executable).parent / "paceline"), "run", "-H", ",".join(lab.hosts), "--no-ship"]
         # One cache of compiled kernels for all hosts, made by the first.
         command += ["--env", f"TORCHINDUCTOR_CACHE_DIR={folder}/compiled", "wall_rank.py", f"{folder}/plan.json"]
-        process = lab.popen("h1", command, cwd=str(HERE), stdin=subprocess.DEVNULL, stdout=sys.stderr)
-        if process.wait() != 0:
-            sys.exit("the run failed; what it said stands above")
-        return json.loads(Path(folder, "result.json").read_text())
+        with open(f"{folder}/stderr", "w+") as told:
+            process = lab.popen("h1", command, cwd=str(HERE), stdin=subprocess.DEVNULL, stdout=sys.stderr, stderr=told)
+            if process.wait() != 0:
+                told.seek(0)
+                sys.exit(f"{told.read()}wall: the run failed")
+        samples: dict[str, list[list[dict[str, Any]]]] = {row: [] for row in rows}
+        for line in map(json.loads, Path(folder, "results").read_text().splitlines()):
+            samples[line["row"]].append(line["samples"])
+        figures = [summarise(row, repetitions) for row, repetitions in samples.items()]
+        return {"rows": figures, "notes": json.loads(Path(folder, "notes").read_text())}
+
+
+def summarise(row: str, repetitions: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    """Of each repetition the slowest rank's time, and of these the median; bytes of the mean host."""
+    steps_s = [max(sample["elapsed_s"] / sample["num_steps"] for sample in samples) for samples in repetitions]
+    flat = [sample for samples in repetitions for sample in samples]
+    counted = [sample["sent_bytes"] / sample["num_steps"] for sample in flat if sample["sent_bytes"] is not None]
+    interface = statistics.fmean(sample["interface_bytes"] / sample["num_steps"] for sample in flat)
+    return {
+        "strategy": row,
+        "step_s": statistics.median(steps_s),
+        "bytes_per_step": statistics.fmean(counted) if counted else interface,
+        "counted_by": "the sender" if counted else "the interface",
+        "interface_bytes_per_step": interface,
+        "repetitions_s": steps_s,
+    }
 
 
 def expected_step_s(row: str, arguments: argparse.Namespace, rate_bytes_per_s: float) -> float | None:

@@ -1,4 +1,4 @@
-"""What each rank of `wall.py` does: every row in turns, several times, and the figures to a file.
+"""What each rank of `wall.py` does: every row in turns, several times, and the samples to a file.
 
 Started by `paceline run`, with the file of the plan as its only argument.
 """
@@ -6,11 +6,11 @@ Started by `paceline run`, with the file of the plan as its only argument.
 from __future__ import annotations
 
 import dataclasses
-import gc
 import json
-import statistics
+import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -24,11 +24,15 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.codec import Codec, chunk_slices, part_values
-from paceline.strategy import parse_sync
+from paceline.strategy import Outer, parse_sync
 from paceline.sync.codecs import decode, decode_sum, encode, prepare
+from paceline.sync.collectives import Mesh
+from paceline.sync.hooks import attach
+from paceline.sync.meter import Meter
 
 CODEC = "codec:"
 OTHERS = {"compute", "ddp", "ddp-fp16"}
+FIRST_PORT = 29600
 TIMEOUT_S = 300.0
 NUM_STEPS = 3
 """Measured steps per repetition of what does the same at each step."""
@@ -41,7 +45,7 @@ class Trial:
     model: torch.nn.Module
     warmup_steps: int = 2  # DDP rebuilds its buckets after the first
     num_steps: int = NUM_STEPS
-    sent_bytes: Callable[[], int] | None = None
+    sent_bytes: Callable[[], float] | None = None
     """Counted where they are sent; None for what is not ours."""
 
 
@@ -50,67 +54,60 @@ class Sample:
     """One repetition of one row, on one rank."""
 
     elapsed_s: float
-    sent_bytes: int | None
+    sent_bytes: float | None
     interface_bytes: int
     num_steps: int
 
 
-class Bench:
-    """The world that all rows share."""
+@contextmanager
+def trial_of(row: str, emulated: EmulatedModel, mesh: Mesh) -> Iterator[Trial]:
+    """The row's way of synchronising, around the model."""
+    # Equal from the start: sending the weights around first would take longer than all that is measured.
+    options = {"gradient_as_bucket_view": True, "init_sync": False}
+    if row == "compute":
+        yield Trial(DistributedDataParallel(emulated, process_group=mesh.host_group, **options))
+    elif row in OTHERS:
+        model = DistributedDataParallel(emulated, **options)
+        if row == "ddp-fp16":
+            model.register_comm_hook(None, fp16_compress_hook)
+        yield Trial(model)
+    else:
+        strategy = parse_sync(row)
+        group = mesh.host_group if isinstance(strategy, Outer) else None
+        model = DistributedDataParallel(emulated, process_group=group, **options)
+        meter = Meter(clock_s=time.monotonic, tell=lambda event: None, measures_wait=True)
+        attach(model, strategy, mesh, meter)
+        trial = Trial(model, sent_bytes=lambda: mesh.traffic.sent_bytes)
+        if isinstance(strategy, Outer):  # the next forward pass begins the round: so one period, and one round of each
+            trial.warmup_steps, trial.num_steps = strategy.period_steps + 1, strategy.period_steps
+        yield trial
+        mesh.exchange([]).wait()  # comes after all that is still under way
 
-    def __init__(self, plan: dict[str, Any]) -> None:
-        self.plan = plan
-        self.rank = dist.get_rank()
-        self.alone, _ = dist.new_subgroups(group_size=1)
-        self._codecs = {row: parse_codec(row) for row in plan["rows"] if row not in OTHERS}
-        self.notes = self._compile()
 
-    def _compile(self) -> list[str]:
-        """Rank 0 first, alone; then the others, from its cache. What rank 0's took."""
-        notes: list[str] = []
-        for compiles in (self.rank == 0, self.rank != 0):
-            if compiles:
-                codecs = dict.fromkeys(self._codecs.values())
-                notes = [line for codec in codecs if (line := prepare(codec, torch.device("cpu"))) is not None]
-            dist.barrier()
-        return notes
-
-    @contextmanager
-    def trial(self, row: str, emulated: EmulatedModel) -> Iterator[Trial]:
-        # Equal from the start: sending the weights around first would take longer than all that is measured.
-        options = {"gradient_as_bucket_view": True, "init_sync": False}
-        if row == "compute":
-            yield Trial(DistributedDataParallel(emulated, process_group=self.alone, **options))
-        elif row in ("ddp", "ddp-fp16"):
-            model = DistributedDataParallel(emulated, **options)
-            if row == "ddp-fp16":
-                model.register_comm_hook(None, fp16_compress_hook)
-            yield Trial(model)
-        else:
-            raise ValueError(row)
-
-    def measure(self, row: str) -> Sample:
-        """One repetition of a row."""
-        if not row.startswith(CODEC):
-            return self._measure_steps(row)
-        elapsed_s = codec_s(self._codecs[row], self.plan["model_bytes"] // 4) if self.rank == 0 else 0.0
+def measure_steps(row: str, plan: dict[str, Any]) -> Sample:
+    """A warm-up, in which compute takes no time, then a window of steps, begun by all ranks together."""
+    mesh = Mesh.connect([f"h{number + 1}" for number in range(dist.get_world_size())], torch.device("cpu"))
+    torch.manual_seed(1 + mesh.rank)
+    emulated = EmulatedModel(plan["model_bytes"], 0.0)
+    with trial_of(row, emulated, mesh) as trial:
+        train(trial.model, emulated, trial.warmup_steps)
+        emulated.set_compute(plan["compute_s"])
+        count = trial.sent_bytes or (lambda: 0.0)
         dist.barrier()
-        return Sample(elapsed_s, 0, 0, 1)
+        began_s, sent, seen = time.perf_counter(), count(), interface_bytes()
+        train(trial.model, emulated, trial.num_steps)
+        elapsed_s, sent, seen = time.perf_counter() - began_s, count() - sent, interface_bytes() - seen
+        dist.barrier()
+    return Sample(elapsed_s, sent if trial.sent_bytes else None, seen, trial.num_steps)
 
-    def _measure_steps(self, row: str) -> Sample:
-        """A warm-up, then a window of steps between two points where all ranks meet."""
-        torch.manual_seed(1 + self.rank)
-        emulated = EmulatedModel(self.plan["model_bytes"], 0.0)
-        with self.trial(row, emulated) as trial:
-            train(trial.model, emulated, trial.warmup_steps)
-            emulated.set_compute(self.plan["compute_s"])
-            count = trial.sent_bytes or (lambda: 0)
-            dist.barrier()
-            began_s, sent, seen = time.perf_counter(), count(), interface_bytes()
-            train(trial.model, emulated, trial.num_steps)
-            elapsed_s, sent, seen = time.perf_counter() - began_s, count() - sent, interface_bytes() - seen
-            dist.barrier()
-        return Sample(elapsed_s, sent if trial.sent_bytes else None, seen, trial.num_steps)
+
+def measure(row: str, plan: dict[str, Any]) -> Sample:
+    """One repetition of a row; of a codec, on rank 0 while the others wait."""
+    if not row.startswith(CODEC):
+        return measure_steps(row, plan)
+    elapsed_s = codec_s(parse_codec(row), plan["model_bytes"] // 4) if dist.get_rank() == 0 else 0.0
+    dist.barrier()
+    return Sample(elapsed_s, 0.0, 0, 1)
 
 
 def parse_codec(row: str) -> Codec:
@@ -142,46 +139,59 @@ def interface_bytes() -> int:
     return sum(int(fields.split()[8]) for name, fields in lines if name.strip() != "lo")
 
 
-def gather(sample: Sample) -> list[Sample]:
-    """All ranks' samples."""
-    samples: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(samples, sample)
-    return samples
+def run_trial(row: str, number: int, plan: dict[str, Any]) -> None:
+    """Meets the other ranks, measures, and has rank 0 add a line with all ranks' samples to the results."""
+    # Each time at another port, where nobody of the time before can still be met; all of a lab's ports are free.
+    meeting = f"tcp://{os.environ['MASTER_ADDR']}:{FIRST_PORT + number}"
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    timeout = timedelta(seconds=TIMEOUT_S)
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=timeout)
+    samples: list[Any] = [None] * size
+    dist.all_gather_object(samples, measure(row, plan))
+    if rank == 0:
+        line = {"row": row, "samples": [dataclasses.asdict(sample) for sample in samples]}
+        with open(plan["results"], "a") as results:
+            results.write(json.dumps(line) + "\n")
+        step_s = max(sample.elapsed_s / sample.num_steps for sample in samples)
+        print(f"{row} {step_s:.3f} s a step", flush=True)
 
 
-def summarise(row: str, repetitions: list[list[Sample]]) -> dict[str, Any]:
-    """The medians over repetitions; of each the slowest rank's time, and the bytes of the mean host."""
-    steps_s = [max(sample.elapsed_s / sample.num_steps for sample in samples) for samples in repetitions]
-    flat = [sample for samples in repetitions for sample in samples]
-    counted = [sample.sent_bytes / sample.num_steps for sample in flat if sample.sent_bytes is not None]
-    interface = statistics.fmean(sample.interface_bytes / sample.num_steps for sample in flat)
-    return {
-        "strategy": row,
-        "step_s": statistics.median(steps_s),
-        "bytes_per_step": statistics.fmean(counted) if counted else interface,
-        "counted_by": "the sender" if counted else "the interface",
-        "interface_bytes_per_step": interface,
-        "repetitions_s": steps_s,
-    }
+def in_a_process(work: Callable[[], None]) -> None:
+    """Does `work` in a fork of this process, so that nothing of it is left. Ends this process where it fails."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        except BaseException:  # noqa: BLE001  # the fork must not go on as its parent
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    if os.waitpid(child, 0)[1] != 0:
+        sys.exit(1)
+
+
+def compile_kernels(plan: dict[str, Any]) -> None:
+    """Before anything forks: rank 0 first, alone, and the others from its cache. Rank 0 writes down what it took."""
+    notes = Path(plan["notes"])
+    is_first = os.environ["RANK"] == "0"
+    while not is_first and not notes.exists():
+        time.sleep(0.1)
+    codecs = dict.fromkeys(parse_codec(row) for row in plan["rows"] if row not in OTHERS)
+    lines = [line for codec in codecs if (line := prepare(codec, torch.device("cpu"))) is not None]
+    if is_first:
+        notes.with_suffix(".new").write_text(json.dumps(lines))
+        notes.with_suffix(".new").rename(notes)
 
 
 def main() -> None:
-    """Measure all rows of the plan."""
+    """Measure all rows of the plan in turns, each time in a process of its own."""
     plan = json.loads(Path(sys.argv[1]).read_text())
-    dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
-    bench = Bench(plan)
-    samples: dict[str, list[list[Sample]]] = {row: [] for row in plan["rows"]}
-    for number in range(plan["repetitions"]):
-        for row in plan["rows"]:
-            samples[row].append(gather(bench.measure(row)))
-            gc.collect()
-            if bench.rank == 0:
-                step_s = summarise(row, samples[row][-1:])["step_s"]
-                print(f"{number + 1} of {plan['repetitions']}: {row} {step_s:.3f} s a step", flush=True)
-    if bench.rank == 0:
-        result = {"rows": [summarise(row, repetitions) for row, repetitions in samples.items()], "notes": bench.notes}
-        Path(plan["result"]).write_text(json.dumps(result))
-    dist.destroy_process_group()
+    compile_kernels(plan)
+    for number, row in enumerate(plan["rows"] * plan["repetitions"]):
+        in_a_process(lambda row=row, number=number: run_trial(row, number, plan))
 
 
 if __name__ == "__main__":
