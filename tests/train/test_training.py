@@ -275,7 +275,7 @@ def unreadable_on_rank_0(folder: str) -> None:
     """What `resume` reads is whole, and then something unforeseen is raised."""
     run, _, _ = begin()
     if run.rank == 0:
-        run._parts.model.state_dict = lambda: [][1]
+        run._prepared.model.state_dict = lambda: [][1]
     run.resume(folder)
 
 

@@ -9,26 +9,28 @@ import math
 import os
 import secrets
 import socket
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from paceline import events
 from paceline.cluster.detect import detect_place
 from paceline.errors import InputError
+from paceline.strategy import EveryStep, Outer
+from paceline.sync.hooks import Sync
 from paceline.sync.meter import Meter
-from paceline.train import checkpoint, checks, guard, saving, seeds, values
+from paceline.train import checkpoint, checks, guard, parts, saving, seeds, values
 from paceline.train.batches import Batches, InHand, Share
 from paceline.train.precision import Precision
-from paceline.train.saving import Parts, Resumed
-from paceline.train.world import World, connect
-from paceline.units import format_count, format_duration
+from paceline.train.saving import Prepared, Resumed
+from paceline.train.world import World, connect, start_line
+from paceline.train.wrapping import EXACT, Asked, choose, wrap
 
 _TIMEOUT_S = 300.0
 """Long enough for a slow disk or a first compilation on another rank, short enough to notice over a
@@ -38,12 +40,16 @@ _alone: list[Run] = []
 """The run of this process, where it is the only rank and so has made no process group."""
 
 
-def init(*, precision: str = "fp32", timeout_s: float = _TIMEOUT_S, seed: int = 0) -> Run:
+def init(
+    *, sync: EveryStep | Outer = EXACT, precision: str = "fp32", timeout_s: float = _TIMEOUT_S, seed: int = 0
+) -> Run:
     """Joins this process to the run that its launcher started, or trains alone. Call it once, first.
 
     Works under `paceline run`, `torchrun`, `mpirun` (Open MPI), `srun`, and without any. Each rank takes the
     GPU of its local rank (NCCL), or the CPU (Gloo). Rank 0 prints one line that says what was chosen.
 
+    sync        how hosts synchronise: `EveryStep` averages gradients at each step, `Outer` weights every so many
+                steps; what `paceline run --sync` says comes first
     precision   "fp32", "bf16" or "fp16": what `run.autocast()` computes in; weights stay as they are
     timeout_s   seconds after which a rank that waits for another gives up
     seed        of PyTorch, `random` and `run.batches`: weights are drawn alike on all ranks; data order,
@@ -63,16 +69,21 @@ def init(*, precision: str = "fp32", timeout_s: float = _TIMEOUT_S, seed: int = 
         )
     expected = "seconds, from 0.001 to a year"
     timeout_s = checks.bounded("timeout_s", timeout_s, expected, at_least=0.001, at_most=_YEAR_S)
-    guard.leave_models_alone()
+    guard.leave_models_alone()  # run.prepare does it
+    asked = choose(checks.strategy("sync", sync), os.environ.get("PACELINE_SYNC"))
     place = detect_place(os.environ)
     world = connect(place, timeout_s=timeout_s)
-    run = world.on_each_rank("paceline.init", lambda: Run(world=world, precision=precision, seed=seed))
     hosts = [name.decode() for name in world.gather_bytes((place.host or socket.gethostname()).encode())]
-    world.require_same("paceline.init", f"precision={precision} seed={seed} device={world.device.type}")
+    run = world.on_each_rank(
+        "paceline.init", lambda: Run(world=world, hosts=hosts, sync=asked, precision=precision, seed=seed)
+    )
+    world.require_same(
+        "paceline.init", f"sync={asked.strategy} precision={precision} seed={seed} device={world.device.type}"
+    )
     if place.world_size == 1:
         _alone.append(run)
     if place.rank == 0:
-        print(_start_line(world, list(dict.fromkeys(hosts)), precision, timeout_s), flush=True)
+        print(start_line(world, list(dict.fromkeys(hosts)), precision, timeout_s), flush=True)
     # At interpreter exit, because a script has no reason to say that it has ended; Gloo may abort without it.
     atexit.register(run._leave)
     return run
@@ -85,7 +96,14 @@ class Run:
     """
 
     def __init__(
-        self, *, world: World, precision: str, seed: int, clock_s: Callable[[], float] = time.monotonic
+        self,
+        *,
+        world: World,
+        hosts: list[str],
+        sync: Asked,
+        precision: str,
+        seed: int,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rank: int = world.rank
         """0 to world_size - 1; rank 0 prints and writes."""
@@ -96,6 +114,8 @@ class Run:
         self.attempt: int = world.place.attempt
         """How often the launcher has started this run again; 0 the first time."""
         self._world = world
+        self._hosts = hosts
+        self._asked = sync
         self._seed = seed = checks.whole(
             "seed", seed, "a whole number from -2**63 to 2**64 - 1", at_least=-(2**63), at_most=2**64 - 1
         )
@@ -104,7 +124,8 @@ class Run:
         self._in_hand = InHand()
         self._batches: list[Batches] = []
         self._waiting_states: list[dict[str, int]] = []
-        self._parts: Parts | None = None
+        self._samples_before = 0
+        self._prepared: Prepared | None = None
         torch.manual_seed(seed)
         seeds.seed_python(seeds.derive(seed, "python", world.rank))
 
@@ -115,29 +136,53 @@ class Run:
         it.
 
         Use what is returned. With several ranks the model is wrapped in DistributedDataParallel, so calling
-        it is a matter for all ranks (its buffers are made equal); for something that rank 0 does alone call
-        `model.module`. With fp16, `optimizer.step()` skips the step on all ranks when the gradients of any
-        overflowed. From here on PyTorch's random numbers differ between ranks. Raises InputError when called
-        twice.
+        it for training is a matter for all ranks (its buffers are made equal); for something that rank 0 does alone
+        call `model.module`. With fp16, `optimizer.step()` skips the step on all ranks that average their gradients
+        when those of any overflowed. With an `Outer` strategy, hosts hold weights of their own between two rounds;
+        evaluation and `state_dict` give those that all share. From here on PyTorch's random numbers differ between
+        ranks. Raises InputError when called twice.
         """
-        if self._parts is not None:
+        if self._prepared is not None:
             raise InputError("run.prepare was called twice; one model and one optimizer are supported")
         model.to(self.device)
-        self._parts = Parts(
+        wrapped: torch.nn.Module = model
+        sync: Sync | None = None
+        if self.world_size > 1:
+            wrapped, sync = wrap(model, self._asked, world=self._world, hosts=self._hosts, meter=self._meter)
+            if isinstance(sync.strategy, Outer):
+                self._precision.share_with(wrapped.process_group)
+        self._prepared = Prepared(
             model=model,
             optimizer=optimizer,
             precision=self._precision,
             batches=self._batches,
-            training=secrets.token_hex(8),
+            training=self._world.broadcast_bytes(secrets.token_hex(8).encode()).decode(),
+            sync=sync,
+            hosts=self._hosts,
         )
-        optimizer.register_step_post_hook(lambda *_: self._meter.step_ended())
-        self._precision.wrap_step(optimizer, on_skip=self._meter.step_ended)
+        optimizer.register_step_post_hook(lambda *_: self._step_ended())
+        self._precision.wrap_step(
+            optimizer, adds_up=lambda: sync is not None and sync.is_accumulating, on_skip=self._step_ended
+        )
         torch.manual_seed(seeds.derive(self._seed, "torch", self.rank))
-        if self.world_size == 1:
-            return model, optimizer
-        wrapped = DistributedDataParallel(model, device_ids=[self.device] if self.device.type == "cuda" else None)
-        wrapped.register_comm_hook(None, _averaging_hook(self._meter, self.world_size))
         return wrapped, optimizer
+
+    def _step_ended(self) -> None:
+        """A step was attempted, and taken or skipped."""
+        if self._prepared is not None and self._prepared.sync is not None:
+            self._prepared.sync.step_ended(max(1, self._meter.samples - self._samples_before))
+        self._samples_before = self._meter.samples
+        self._meter.step_ended()
+
+    def synchronize(self) -> None:
+        """Shares now what hosts have not shared yet, so that all ranks hold the same weights.
+
+        Before a last evaluation or checkpoint. A matter for all ranks, at the same step. Does nothing where
+        gradients are averaged at every step.
+        """
+        sync = self._require_prepared("run.synchronize").sync
+        if sync is not None:
+            sync.synchronize()
 
     def batches(
         self,
@@ -189,14 +234,21 @@ class Run:
         The gradients are then those of the mean over the samples of all ranks, also where ranks hold unequal
         batches (the end of an epoch): each loss is weighted with samples here * ranks / samples everywhere
         before DistributedDataParallel takes the plain average. Outside of a loop over `run.batches` ranks
-        weigh the same.
+        weigh the same. Where hosts train on their own, "all ranks" are those of this host.
         """
         self._meter.begin()
         counts = self._in_hand.counts
-        if counts is not None and counts.local * self.world_size != counts.total:
-            loss = loss * (counts.local * self.world_size / counts.total)
+        if counts is not None and (weight := counts.weight(self._together(), self.world_size)) != 1.0:
+            loss = loss * weight
         self._precision.scale(loss).backward()
         self._meter.backward_ended(counts.local if counts is not None else 0)
+
+    def _together(self) -> Sequence[int]:
+        """The ranks that average their gradients in this step."""
+        sync = self._prepared.sync if self._prepared is not None else None
+        if sync is None or sync.averages_over_world:
+            return range(self.world_size)
+        return [rank for rank, host in enumerate(self._hosts) if host == self._hosts[self.rank]]
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Scales the gradients down so that their norm is at most `max_norm`; returns the norm they had (a
@@ -205,9 +257,9 @@ class Run:
         Between `backward` and `optimizer.step()`. With fp16 the true gradients are clipped, not the scaled
         ones.
         """
-        parts = self._prepared("run.clip_grad_norm_")
-        self._precision.unscale(parts.optimizer)
-        return torch.nn.utils.clip_grad_norm_(parts.model.parameters(), max_norm)
+        prepared = self._require_prepared("run.clip_grad_norm_")
+        self._precision.unscale(prepared.optimizer)
+        return torch.nn.utils.clip_grad_norm_(prepared.model.parameters(), max_norm)
 
     def log(self, *, step: int, weight: float | None = None, **named: float | torch.Tensor) -> dict[str, float]:
         """The weighted means of the values over all ranks; rank 0 prints them and tells the launcher.
@@ -237,7 +289,7 @@ class Run:
             raise failure or disagreement
         means, all_samples = values.unpack(total, list(named))
         if self.rank == 0:
-            print(_log_line(step, means, all_samples, seconds), flush=True)
+            print(values.line(step, means, all_samples, seconds), flush=True)
             events.emit(events.Logged(step=step, values=means))
         return means
 
@@ -248,10 +300,13 @@ class Run:
         training, also over resumes, the newest `keep` are kept; what another one wrote there stays. `extra`
         (rank 0's counts) may hold None, numbers, text, lists, tuples, dictionaries, tensors.
 
+        Where hosts differ between two rounds, it holds the weights that all share, and each rank keeps what it
+        alone knows on its own disk, in `folder`/parts.
+
         Raises CheckpointError on every rank when it can't be written; earlier checkpoints are then untouched.
         Raises InputError for a `step`, `keep` or `folder` that can't be used.
         """
-        parts = self._prepared("run.checkpoint")
+        prepared = self._require_prepared("run.checkpoint")
 
         def prepare() -> bytes:
             checks.folder("run.checkpoint", folder)
@@ -260,32 +315,41 @@ class Run:
             return json.dumps(seeds.capture(self.device)).encode()
 
         rng = self._world.gather_bytes(self._world.on_each_rank("run.checkpoint", prepare))
+        number = int(step)  # numpy's are no JSON
+        own = saving.write_own(prepared, self._world, Path(folder), step=number)
 
         def write() -> bytes:
-            number = int(step)  # numpy's are no JSON
-            snapshot = saving.take(parts, step=number, extra=extra, rng=[json.loads(part) for part in rng])
+            snapshot = saving.take(prepared, step=number, extra=extra, rng=[json.loads(part) for part in rng], own=own)
             saved = checkpoint.save(Path(folder), snapshot, step=number, keep=keep)
             path = saved.path.resolve()
             events.emit(events.CheckpointSaved(step=number, path=str(path), num_bytes=saved.num_bytes))
-            return str(path).encode()
+            kept = [path.name for path in checkpoint.newest_first(Path(folder))]
+            return json.dumps([str(path), kept]).encode()
 
-        return Path(self._world.on_rank_0("run.checkpoint", write).decode())
+        path, kept = json.loads(self._world.on_rank_0("run.checkpoint", write))
+        if own is not None:
+            parts.remove_others(Path(folder), prepared.training, kept)
+        return Path(path)
 
     def resume(self, folder: str | Path) -> Resumed | None:
         """Continues from the newest whole checkpoint in `folder`; None when there is none. After
         `run.prepare`.
 
-        Only rank 0 reads; the others get everything from it. Restores the weights, optimizer, loss scale,
-        random numbers of each rank, and the place of every `run.batches` in its epoch, in the order in which
-        they are made (before or after this call). With the same number of ranks, training continues bit for
-        bit as if it had not stopped; with another number, the remaining samples of the epoch still come in
-        the same order, in other batches. (With three or more ranks, PyTorch arranges gradients anew after a
-        process's first step, which can change the order of a floating-point sum, and so the last bit.)
+        Rank 0 reads; the others get everything from it, and add what they kept in `folder`/parts. Restores the
+        weights, optimizer, loss scale, random numbers of each rank, and the place of every `run.batches` in its
+        epoch, in the order in which they are made (before or after this call). With the same ranks, hosts and
+        strategy, training continues bit for bit as if it had not stopped. (Where gradients are averaged by three or
+        more ranks, or through a codec, PyTorch arranges them anew after a process's first step: that changes the
+        order of a sum, or which values share a scale, and so the last bits.)
+
+        With another number of ranks, the remaining samples of the epoch still come in the same order, in other
+        batches. Then, with another strategy, or where a rank's part is lost, hosts continue from the weights that
+        all share, and rank 0 says so.
 
         A damaged checkpoint is named in one line and the one before it taken. Raises CheckpointError when
         none is whole, or it belongs to another model, optimizer or data set.
         """
-        parts = self._prepared("run.resume")
+        prepared = self._require_prepared("run.resume")
         found: checkpoint.Snapshot | None = None
 
         def read() -> bytes:
@@ -296,8 +360,8 @@ class Run:
             if newest is None:
                 return b""
             path, found = newest
-            checkpoint.require_same_shapes(parts.model.state_dict(), found.model, path)
-            saving.require_same_optimizer(parts.optimizer, found.state, path)
+            checkpoint.require_same_shapes(prepared.model.state_dict(), found.model, path)
+            saving.require_same_optimizer(prepared.optimizer, found.state, path)
             return str(path).encode()
 
         if not self._world.on_rank_0("run.resume", read):
@@ -308,52 +372,26 @@ class Run:
         if self.rank == 0:
             print(f"paceline: continues from {folder}, step {snapshot.state['step']}", flush=True)
         self._waiting_states = snapshot.state["batches"][len(self._batches) :]
+        own = saving.read_own(prepared, self._world, Path(folder), snapshot.state, say=self._say)
         return self._world.on_each_rank(
-            "run.resume", lambda: saving.put_back(parts, snapshot, rank=self.rank, device=self.device)
+            "run.resume", lambda: saving.put_back(prepared, snapshot, own, rank=self.rank, device=self.device)
         )
 
-    def _prepared(self, asked: str) -> Parts:
-        if self._parts is None:
+    def _require_prepared(self, asked: str) -> Prepared:
+        if self._prepared is None:
             raise InputError(f"{asked} needs the model: call run.prepare(model, optimizer) before it")
-        return self._parts
+        return self._prepared
+
+    def _say(self, line: str) -> None:
+        if self.rank == 0:
+            print(line, flush=True)
 
     def _leave(self) -> None:
-        self._meter.tell()
+        """At the end of the script. After a good one, hosts share what they have not shared yet; after another, they
+        learn of it by the lost connection."""
         if dist.is_initialized():
+            has_failed = guard.has_failed or hasattr(sys, "last_value")
+            if self._prepared is not None and self._prepared.sync is not None and not has_failed:
+                self._prepared.sync.finish()
             dist.destroy_process_group()
-
-
-def _averaging_hook(meter: Meter, world_size: int) -> Callable[..., Any]:
-    """DistributedDataParallel's own averaging, with the wait for it measured."""
-
-    def take(future):
-        meter.bucket_done()
-        return future.value()[0]
-
-    def average(_state, bucket):  # without annotations, which PyTorch would compare as objects
-        gradients = bucket.buffer()
-        meter.bucket_ready()
-        work = dist.all_reduce(gradients.div_(world_size), async_op=True)
-        assert work is not None  # it is None on a rank outside of the group
-        return work.get_future().then(take)
-
-    return average
-
-
-def _start_line(world: World, hosts: list[str], precision: str, timeout_s: float) -> str:
-    """What was chosen, and why; the ranks and hosts only where `paceline run` has not just named them."""
-    place = world.place
-    words = [f"{world.device.type} ({world.device_reason})", precision]
-    if place.launcher != "paceline run":
-        ranks = f"{world.size} rank{'s' * (world.size > 1)} on {', '.join(hosts)}"
-        words.insert(0, f"{ranks}, started by {place.launcher} ({place.reason})")
-    if world.backend is not None:
-        words.append(f"{world.backend} · timeout {format_duration(timeout_s)}")
-    return f"paceline: {' · '.join(words)}"
-
-
-def _log_line(step: int, means: dict[str, float], samples: int, seconds: float) -> str:
-    words = [f"step {step}", *(f"{checks.printable(name)} {value:.4g}" for name, value in means.items())]
-    if samples and seconds > 0:
-        words.append(f"{format_count(samples / seconds)} samples/s")
-    return "  ".join(words)
+        self._meter.tell()

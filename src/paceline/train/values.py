@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from paceline.errors import InputError, WorldError
 from paceline.train.checks import printable
+from paceline.units import format_count
 
 MAX_VALUES = 60
 _HASH_BITS = 20
@@ -70,6 +71,14 @@ def disagreement(
         f"run.log was called with different steps or names. {'; '.join(lines)}",
         hint="every rank must call run.log with the same step and names; only rank 0 prints",
     )
+
+
+def line(step: int, means: dict[str, float], samples: int, seconds: float) -> str:
+    """What rank 0 prints of the means; `samples` of all ranks in `seconds`."""
+    words = [f"step {step}", *(f"{printable(name)} {value:.4g}" for name, value in means.items())]
+    if samples and seconds > 0:
+        words.append(f"{format_count(samples / seconds)} samples/s")
+    return "  ".join(words)
 
 
 def _hashes(text: str) -> list[float]:

@@ -161,6 +161,18 @@ def choose_device(place: Place) -> tuple[torch.device, str]:
     )
 
 
+def start_line(world: World, hosts: list[str], precision: str, timeout_s: float) -> str:
+    """What was chosen, and why; the ranks and hosts only where `paceline run` has not just named them."""
+    place = world.place
+    words = [f"{world.device.type} ({world.device_reason})", precision]
+    if place.launcher != "paceline run":
+        ranks = f"{world.size} rank{'s' * (world.size > 1)} on {', '.join(hosts)}"
+        words.insert(0, f"{ranks}, started by {place.launcher} ({place.reason})")
+    if world.backend is not None:
+        words.append(f"{world.backend} · timeout {format_duration(timeout_s)}")
+    return f"paceline: {' · '.join(words)}"
+
+
 def _store(place: Place, timeout: timedelta) -> TCPStore:
     """The meeting point. Rank 0 listens on the address of the run only: by itself a TCPStore listens on every
     one."""
