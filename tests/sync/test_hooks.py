@@ -291,6 +291,25 @@ def test_what_can_not_be_attached_is_refused_with_the_reason(two_ranks: RankPool
     assert "SyncBatchNorm averages over all ranks in every forward pass" in batch_norm
 
 
+def joining(hosts: str, text: str) -> bool:
+    script = Trained(hosts, text)
+    with script.ddp.join():
+        script.step(3 + 2 * script.rank)
+    script.sync.finish()
+    return same_everywhere(script.own())
+
+
+@pytest.mark.parametrize("text", ["every", "every:accumulate=2", "local:H=2"])
+def test_join(two_ranks: RankPool, text: str) -> None:
+    assert two_ranks.run(joining, TWO_HOSTS, text) == [True, True]
+
+
+def test_join_within_a_host_is_refused(four_ranks: RankPool) -> None:
+    for result in four_ranks.call(joining, TWO_BY_TWO, "local:H=2"):
+        with pytest.raises(InputError, match="can't be used with several ranks on a host"):
+            raise result.error
+
+
 def one_host() -> list[str]:
     lines = []
     for text in ("diloco:H=100", "every:accumulate=2"):

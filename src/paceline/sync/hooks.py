@@ -100,6 +100,8 @@ class Sync:
             self._state = self._engine
             self._reduce = self._average
             self._hook_module(ddp.module)
+            if mesh.world_size > mesh.num_hosts:
+                ddp.join_hook = self._refuse_join  # type: ignore[method-assign]
         else:
             self._state = EveryStepHook(strategy, mesh, [p for p in ddp.module.parameters() if p.requires_grad])
             self._reduce = self._state.average
@@ -265,6 +267,12 @@ class Sync:
         raise InputError(
             f"this script registers a communication hook of its own, and --sync {self.strategy} has taken its place",
             hint="leave --sync out, or the script's register_comm_hook",
+        )
+
+    def _refuse_join(self, *_: object, **__: object) -> None:
+        raise InputError(
+            f"--sync {self.strategy}: model.join() can't be used with several ranks on a host",
+            hint="give the ranks of a host equally many batches (hosts may differ), or use --sync every",
         )
 
 
