@@ -163,9 +163,9 @@ class OuterEngine:
         }
 
     def own_state(self) -> dict[str, Any]:
-        """What this rank alone knows."""
+        """What this rank alone knows; under "host" what the ranks of its host hold alike."""
         if self._shared is None:
-            return {"num_samples": self._num_samples}
+            return {"num_samples": self._num_samples, "buffers": self._buffers.own_values()}
         for pending in self._rounds:
             pending.wait()  # what the codec loses is known then
         weights = torch.empty_like(self._shared)
@@ -173,8 +173,7 @@ class OuterEngine:
         return {
             "num_samples": self._num_samples,
             "samples_before": self._samples_before,
-            "weights": weights,
-            "start": self._start if self.strategy.is_eager else None,
+            "host": {"weights": weights, "start": self._start if self.strategy.is_eager else None},
             "residual": self._residual,
             "buffers": self._buffers.own_values(),
         }
@@ -186,6 +185,8 @@ class OuterEngine:
         self._num_samples = 0 if own is None else own["num_samples"]
         if shared["weights"] is None:
             self._shared = None
+            if own is not None:
+                self._buffers.set_own_values(own["buffers"])
             return
         self._loads = shared["loads"]
         self._start_from_own_weights()
@@ -194,14 +195,14 @@ class OuterEngine:
         if self._momentum is not None:
             self._momentum.copy_(shared["momentum"])
         self._rounds = [self._round_from(state) for state in shared["rounds"]]
-        own_weights = shared["weights"] if own is None else own["weights"]
+        own_weights = shared["weights"] if own is None else own["host"]["weights"]
         self._weights.write(slice(0, self._weights.num_values), own_weights)
         if own is None:
             self._samples_before = [0] * self.strategy.fragments
             return
         self._samples_before = list(own["samples_before"])
         if self.strategy.is_eager:
-            self._start.copy_(own["start"])
+            self._start.copy_(own["host"]["start"])
         if self._residual is not None:
             self._residual.copy_(own["residual"])
         self._buffers.set_own_values(own["buffers"])

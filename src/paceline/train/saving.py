@@ -88,32 +88,25 @@ def write_own(prepared: Prepared, world: World, folder: Path, *, step: int) -> d
 
     Raises CheckpointError on every rank when one can't write.
     """
-    own = _own_state(prepared, world)
-    if not any(json.loads(part) for part in world.gather_bytes(json.dumps(bool(own)).encode())):
-        return None
-    name = world.on_rank_0("run.checkpoint", lambda: checkpoint.next_name(folder, step=step).encode()).decode()
-
-    def write() -> str | None:
-        return parts.write(folder, prepared.training, name, world.rank, own) if own else None
-
-    mine = world.on_each_rank("run.checkpoint", write, tells=CheckpointError)
-    return {"name": name, "sha256": [json.loads(part) for part in world.gather_bytes(json.dumps(mine).encode())]}
-
-
-def _own_state(prepared: Prepared, world: World) -> dict[str, Any]:
-    """Empty where this rank knows nothing that rank 0 doesn't."""
     if prepared.sync is None:
-        return {}
+        return None
     own: dict[str, Any] = {"sync": prepared.sync.own_state()}
     tensors: dict[str, torch.Tensor] = {}
     tree.flatten(own, "part", tensors)
-    if not tensors:  # all ranks are in step
-        return {}
-    if isinstance(prepared.sync.strategy, Outer) and world.rank > 0 and _first_of_host(prepared, world) == world.rank:
-        # The host's own; rank 0's are in the checkpoint.
+    if not any(json.loads(part) for part in world.gather_bytes(json.dumps(bool(tensors)).encode())):
+        return None  # all ranks are in step
+    if _first_of_host(prepared, world) != world.rank:
+        own["sync"].pop("host", None)  # the first one writes it
+    elif world.rank > 0 and isinstance(prepared.sync.strategy, Outer):  # rank 0's are in the checkpoint
         own["optimizer"] = prepared.optimizer.state_dict()
         own["scaler"] = prepared.precision.state_dict()
-    return own
+    name = world.on_rank_0("run.checkpoint", lambda: checkpoint.next_name(folder, step=step).encode()).decode()
+    sha256 = world.on_each_rank(
+        "run.checkpoint",
+        lambda: parts.write(folder, prepared.training, name, world.rank, own),
+        tells=CheckpointError,
+    )
+    return {"name": name, "sha256": [part.decode() for part in world.gather_bytes(sha256.encode())]}
 
 
 def _first_of_host(prepared: Prepared, world: World) -> int:
@@ -164,30 +157,13 @@ def _read_parts(prepared: Prepared, world: World, folder: Path, state: dict[str,
     name, hashes = state["sync"]["own"]["name"], state["sync"]["own"]["sha256"]
 
     def read(rank: int) -> dict[str, Any]:
-        return parts.read(folder, state["training"], name, rank, hashes[rank]) if hashes[rank] else {}
+        return parts.read(folder, state["training"], name, rank, hashes[rank])
 
-    first = _first_of_host(prepared, world)
     mine = read(world.rank)
-    return mine if first in (0, world.rank) else {**read(first), **mine}
-
-
-def require_same_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], path: Path) -> None:
-    """Raises CheckpointError when the checkpoint holds the state of another kind of optimizer.
-
-    PyTorch takes it if only the shapes fit, and then fails in a later step, or goes on with wrong numbers. Settings
-    that are new here are not a difference: a newer PyTorch adds some.
-    """
-    there, here = state.get("optimizer_kind"), _kind(optimizer)
-    if there is None:  # written before this was kept
-        return
-    lacking = [name for name in there["settings"] if name not in here["settings"]]
-    if there["class"] != here["class"] or lacking:
-        told = f", without {', '.join(lacking)}" if lacking else ""
-        raise CheckpointError(
-            f"{path} belongs to another optimizer: {there['class']} ({', '.join(there['settings'])}) there and "
-            f"{here['class']} ({', '.join(here['settings'])}) here{told}",
-            hint="resume with the optimizer it was trained with, or choose another checkpoint folder",
-        )
+    if (first := _first_of_host(prepared, world)) != world.rank:
+        of_host = read(first)
+        mine = {**of_host, **mine, "sync": {**of_host["sync"], **mine["sync"]}}
+    return mine
 
 
 def put_back(
