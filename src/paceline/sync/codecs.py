@@ -3,9 +3,9 @@
 A row of encoded bytes is all codes, then a bfloat16 scale per block (bf16 has none). The scale is rounded up, so that
 the largest value of its block has a code, and codes are computed with the rounded scale. Decoding is one multiplication
 of code and scale: the same bits on every machine, compiled or not. A block with a value that isn't finite gets such a
-scale and decodes to values that aren't finite (but for bf16, where each value stands alone). Of int4, a byte holds a
-value of the first and one of the second half of its block: neighbours stay neighbours, so that whole vector registers
-are packed at once.
+scale and decodes to values that aren't finite (but for bf16, where each value stands alone); a finite one below 3.3e38
+stays finite. Of int4, a byte holds a value of the first and one of the second half of its block: neighbours stay
+neighbours, so that whole vector registers are packed at once.
 
 Each kernel is a plain PyTorch function. `prepare` compiles those of a codec for a device; until then, and where that
 fails, they run as they are, with the same result.
@@ -69,7 +69,8 @@ def _decode_scaled(codes: Tensor, scales: Tensor) -> Tensor:
 
 def _encode_int4(values: Tensor, codes: Tensor) -> Tensor:
     scales = _scales(values, 7)
-    low, high = torch.round(values * scales.float().reciprocal()).split(1, -2)
+    per_scale = scales.float().reciprocal()
+    low, high = (torch.round(half * per_scale) for half in values.split(1, -2))
     codes.copy_(low + 16 * high + (8 + 16 * 8))  # -7 to 7 are written as 1 to 15
     return scales
 
