@@ -15,10 +15,10 @@ Figures are of whole periods, in the steady state: a row of H=30 is 30 steps and
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -38,6 +38,8 @@ ROWS = (
 )
 OTHERS = {"compute", "ddp", "ddp-fp16", "codec:int8", "codec:int4"}
 """What is no `--sync` text."""
+PEERS = {"accelerate:H=8": "accelerate", "torchft:H=8": "torchft", "horovod": "horovod.torch"}
+"""Other projects' rows, as in `wall_peer.py`, and what they import."""
 PAYLOAD = 1448 / 1514
 """TCP's payload, as a share of what the lab's links count of a full Ethernet frame."""
 
@@ -50,6 +52,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--compute-s", type=float, default=0.5, help="emulated seconds a step  [0.5]")
     parser.add_argument("--rows", default=ROWS, help="which, with commas; compute is always measured  [all]")
     parser.add_argument("--repetitions", type=int, default=3, help="of every row, in turns  [3]")
+    parser.add_argument("--peer-python", type=Path, metavar="PATH", help="measure what it can import of other projects")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     return parser.parse_args()
 
@@ -73,40 +76,72 @@ def parse_bytes(text: str) -> int:
 
 def measure(arguments: argparse.Namespace, rows: list[str]) -> dict[str, Any]:
     """Run all rows in a lab that ends with this process. Raises PacelineError, SystemExit when the run fails."""
-    with contextlib.ExitStack() as stack:
-        # In the checkout, not in /tmp, of which each host has its own.
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=".wall-", dir=HERE))
-        lab = stack.enter_context(
-            Lab.up(
-                f"wall-{os.getpid()}",
-                num_hosts=arguments.hosts,
-                rate_bits_per_s=parse_rate(arguments.rate),
-                keep=[str(HERE)],
-                tied=True,
-            )
-        )
+    rate_bits_per_s = parse_rate(arguments.rate)
+    keep = [str(HERE)] if arguments.peer_python is None else [str(HERE), str(arguments.peer_python.parents[1])]
+    name, num_hosts = f"wall-{os.getpid()}", arguments.hosts
+    with (
+        tempfile.TemporaryDirectory(prefix=".wall-", dir=HERE) as shared,  # each host has a /tmp of its own
+        Lab.up(name, num_hosts=num_hosts, rate_bits_per_s=rate_bits_per_s, keep=keep, tied=True) as lab,
+    ):
+        folder = Path(shared)
         plan = {
             "rows": rows,
             "model_bytes": arguments.model_bytes,
             "compute_s": arguments.compute_s,
             "repetitions": arguments.repetitions,
-            "results": f"{folder}/results",
-            "notes": f"{folder}/notes",
+            "results": str(folder / "results"),
+            "notes": str(folder / "notes"),
         }
-        Path(folder, "plan.json").write_text(json.dumps(plan))
-        command = [str(Path(sys.executable).parent / "paceline"), "run", "-H", ",".join(lab.hosts), "--no-ship"]
+        (folder / "plan.json").write_text(json.dumps(plan))
         # One cache of compiled kernels for all hosts, made by the first.
-        command += ["--env", f"TORCHINDUCTOR_CACHE_DIR={folder}/compiled", "wall_rank.py", f"{folder}/plan.json"]
-        with open(f"{folder}/stderr", "w+") as told:
-            process = lab.popen("h1", command, cwd=str(HERE), stdin=subprocess.DEVNULL, stdout=sys.stderr, stderr=told)
-            if process.wait() != 0:
-                told.seek(0)
-                sys.exit(f"{told.read()}wall: the run failed")
-        samples: dict[str, list[list[dict[str, Any]]]] = {row: [] for row in rows}
-        for line in map(json.loads, Path(folder, "results").read_text().splitlines()):
-            samples[line["row"]].append(line["samples"])
-        figures = [summarise(row, repetitions) for row, repetitions in samples.items()]
-        return {"rows": figures, "notes": json.loads(Path(folder, "notes").read_text())}
+        words = ["--env", f"TORCHINDUCTOR_CACHE_DIR={folder}/compiled", "wall_rank.py", f"{folder}/plan.json"]
+        if (complaint := run_on(lab, paceline_run(lab, *words))) is not None:
+            sys.exit(f"{complaint}\nwall: the run failed")
+        notes = json.loads((folder / "notes").read_text())
+        if arguments.peer_python is not None:
+            notes += measure_peers(lab, arguments.peer_python, f"{folder}/plan.json")
+        samples: dict[str, list[list[dict[str, Any]]]] = {}
+        for line in map(json.loads, (folder / "results").read_text().splitlines()):
+            samples.setdefault(line["row"], []).append(line["samples"])
+    return {"rows": [summarise(row, repetitions) for row, repetitions in samples.items()], "notes": notes}
+
+
+def paceline_run(lab: Lab, *words: str) -> list[str]:
+    """The command that starts one rank on each host."""
+    return [str(Path(sys.executable).parent / "paceline"), "run", "-H", ",".join(lab.hosts), "--no-ship", *words]
+
+
+def run_on(lab: Lab, command: list[str]) -> str | None:
+    """Run a command on the first host, its output to this one's stderr; returns what it complained of if it fails."""
+    with tempfile.TemporaryFile("w+") as stderr:
+        process = lab.popen(
+            lab.hosts[0], command, cwd=str(HERE), stdin=subprocess.DEVNULL, stdout=sys.stderr, stderr=stderr
+        )
+        if process.wait() == 0:
+            return None
+        stderr.seek(0)
+        return stderr.read()
+
+
+def measure_peers(lab: Lab, python: Path, plan: str) -> list[str]:
+    """Other projects' rows, after all others, not in turns with them. Returns what is to be said of each."""
+    notes: list[str] = []
+    for row, module in PEERS.items():
+        found = subprocess.run([python, "-c", f"import {module}"], capture_output=True, text=True, check=False)
+        if found.returncode != 0:
+            notes.append(f"{row}: not measured: cannot be imported ({found.stderr.rstrip().splitlines()[-1]})")
+            continue
+        command = paceline_run(lab, "--python", str(python), "wall_peer.py", plan, row)
+        if row == "horovod":
+            slots = ",".join(f"{host}:1" for host in lab.hosts)
+            command = [str(python.parent / "horovodrun"), "--gloo", "-np", str(len(lab.hosts)), "-H", slots]
+            command += ["--network-interfaces", "eth0", str(python), "wall_peer.py", plan, row]
+        if (complaint := run_on(lab, command)) is not None:
+            print(complaint, file=sys.stderr)
+            notes.append(f"{row}: not measured: it failed ({complaint.rstrip().splitlines()[-1]})")
+        else:
+            notes.append(f"{row}: another project, measured after all other rows, not in turns with them")
+    return notes
 
 
 def summarise(row: str, repetitions: list[list[dict[str, Any]]]) -> dict[str, Any]:
@@ -130,7 +165,7 @@ def expected_step_s(row: str, arguments: argparse.Namespace, rate_bytes_per_s: f
     first layer of the backward pass on, rounds that are waited for or travel while training goes on."""
     if row in ("ddp", "ddp-fp16"):
         row = "every" if row == "ddp" else "every:bf16"
-    if row in OTHERS:
+    if row in OTHERS or row in PEERS:
         return None
     strategy = parse_sync(row)
     wire_s = strategy.wire_bytes([[(arguments.model_bytes // 4,)]], num_hosts=arguments.hosts) / rate_bytes_per_s
@@ -187,6 +222,7 @@ def table(result: dict[str, Any]) -> Iterator[str]:
 
 def main() -> None:
     """Measure, print the table, write the figures."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("wall: stopped"))  # the lab goes first
     arguments = parse_arguments()
     try:
         rows = choose_rows(arguments.rows)

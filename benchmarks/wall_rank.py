@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from emulated import EmulatedModel, train
+from emulated import EmulatedModel, OneInTurn, interface_bytes, train
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -89,13 +89,14 @@ def measure_steps(row: str, plan: dict[str, Any]) -> Sample:
     mesh = Mesh.connect([f"h{number + 1}" for number in range(dist.get_world_size())], torch.device("cpu"))
     torch.manual_seed(1 + mesh.rank)
     emulated = EmulatedModel(plan["model_bytes"], 0.0)
+    optimizer = OneInTurn(emulated.parameters())
     with trial_of(row, emulated, mesh) as trial:
-        train(trial.model, emulated, trial.warmup_steps)
+        train(trial.model, optimizer, trial.warmup_steps)
         emulated.set_compute(plan["compute_s"])
         count = trial.sent_bytes or (lambda: 0.0)
         dist.barrier()
         began_s, sent, seen = time.perf_counter(), count(), interface_bytes()
-        train(trial.model, emulated, trial.num_steps)
+        train(trial.model, optimizer, trial.num_steps)
         elapsed_s, sent, seen = time.perf_counter() - began_s, count() - sent, interface_bytes() - seen
         dist.barrier()
     return Sample(elapsed_s, sent if trial.sent_bytes else None, seen, trial.num_steps)
@@ -131,12 +132,6 @@ def codec_s(codec: Codec, num_values: int) -> float:
         encode(codec, mean[None], message[:1])
         decode(codec, message, piece)
     return (time.perf_counter() - began_s) * num_values / values.numel()
-
-
-def interface_bytes() -> int:
-    """What this host has sent so far on everything but its loopback, headers and acknowledgements included."""
-    lines = [line.split(":") for line in Path("/proc/net/dev").read_text().splitlines()[2:]]
-    return sum(int(fields.split()[8]) for name, fields in lines if name.strip() != "lo")
 
 
 def run_trial(row: str, number: int, plan: dict[str, Any]) -> None:
