@@ -31,13 +31,19 @@ class _Sleep(torch.autograd.Function):
         return grad, ctx.layer.gradient.view_as(ctx.layer.weight), None
 
 
-class EmulatedLayer(torch.nn.Module):
-    """One weight matrix of `num_values` values (rounded to a square) and a gradient of normal noise for it."""
+def layer_shape(model_bytes: int) -> tuple[int, int]:
+    """Of each layer's weights: nearly a square."""
+    num_values = model_bytes // 4 // NUM_LAYERS
+    rows = math.isqrt(num_values)
+    return rows, round(num_values / rows)
 
-    def __init__(self, num_values: int, compute_s: float) -> None:
+
+class EmulatedLayer(torch.nn.Module):
+    """One weight matrix and a gradient of normal noise for it."""
+
+    def __init__(self, shape: tuple[int, int], compute_s: float) -> None:
         super().__init__()
-        rows = math.isqrt(num_values)
-        self.weight = torch.nn.Parameter(torch.zeros(rows, round(num_values / rows)))
+        self.weight = torch.nn.Parameter(torch.zeros(shape))
         self.gradient = torch.randn(self.weight.numel()) * 1e-3  # no buffer: nobody is to send it
         self.compute_s = compute_s
 
@@ -51,7 +57,7 @@ class EmulatedModel(torch.nn.Module):
     def __init__(self, model_bytes: int, compute_s: float) -> None:
         super().__init__()
         self.layers = torch.nn.ModuleList(
-            EmulatedLayer(model_bytes // 4 // NUM_LAYERS, compute_s / NUM_LAYERS) for _ in range(NUM_LAYERS)
+            EmulatedLayer(layer_shape(model_bytes), compute_s / NUM_LAYERS) for _ in range(NUM_LAYERS)
         )
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:

@@ -27,6 +27,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from emulated import NUM_LAYERS, layer_shape
+
 from paceline.errors import PacelineError
 from paceline.lab import Lab, parse_rate
 from paceline.strategy import EveryStep, parse_sync
@@ -168,7 +170,8 @@ def expected_step_s(row: str, arguments: argparse.Namespace, rate_bytes_per_s: f
     if row in OTHERS or row in PEERS:
         return None
     strategy = parse_sync(row)
-    wire_s = strategy.wire_bytes([[(arguments.model_bytes // 4,)]], num_hosts=arguments.hosts) / rate_bytes_per_s
+    layers = [layer_shape(arguments.model_bytes)] * NUM_LAYERS
+    wire_s = strategy.wire_bytes([layers], num_hosts=arguments.hosts) / rate_bytes_per_s
     if isinstance(strategy, EveryStep):
         return max(arguments.compute_s, arguments.compute_s / 3 + wire_s)
     return max(arguments.compute_s, wire_s) if strategy.delay_steps else arguments.compute_s + wire_s
