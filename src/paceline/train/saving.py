@@ -166,6 +166,25 @@ def _read_parts(prepared: Prepared, world: World, folder: Path, state: dict[str,
     return mine
 
 
+def require_same_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], path: Path) -> None:
+    """Raises CheckpointError when the checkpoint holds the state of another kind of optimizer.
+
+    PyTorch takes it if only the shapes fit, and then fails in a later step, or goes on with wrong numbers. Settings
+    that are new here are not a difference: a newer PyTorch adds some.
+    """
+    there, here = state.get("optimizer_kind"), _kind(optimizer)
+    if there is None:  # written before this was kept
+        return
+    lacking = [name for name in there["settings"] if name not in here["settings"]]
+    if there["class"] != here["class"] or lacking:
+        told = f", without {', '.join(lacking)}" if lacking else ""
+        raise CheckpointError(
+            f"{path} belongs to another optimizer: {there['class']} ({', '.join(there['settings'])}) there and "
+            f"{here['class']} ({', '.join(here['settings'])}) here{told}",
+            hint="resume with the optimizer it was trained with, or choose another checkpoint folder",
+        )
+
+
 def put_back(
     prepared: Prepared, snapshot: Snapshot, own: dict[str, Any] | None, *, rank: int, device: torch.device
 ) -> Resumed:
