@@ -175,7 +175,11 @@ def compile_kernels(plan: dict[str, Any]) -> None:
     while not is_first and not notes.exists():
         time.sleep(0.1)
     codecs = dict.fromkeys(parse_codec(row) for row in plan["rows"] if row not in OTHERS)
-    lines = [line for codec in codecs if (line := prepare(codec, torch.device("cpu"))) is not None]
+    lines = [
+        line
+        for codec in codecs
+        if (line := prepare(codec, torch.device("cpu"), int(os.environ["WORLD_SIZE"]))) is not None
+    ]
     if is_first:
         notes.with_suffix(".new").write_text(json.dumps(lines))
         notes.with_suffix(".new").rename(notes)

@@ -177,7 +177,7 @@ def decode_sum(codec: Codec, encoded: Tensor, weights: Tensor, out: Tensor) -> N
     kernels.decode_sum(_alone(codes), _alone(scales), weights, _alone(blocks))
 
 
-def prepare(codec: Codec, device: torch.device, num_hosts: int = 2) -> str | None:
+def prepare(codec: Codec, device: torch.device, num_hosts: int) -> str | None:
     """Compile the kernels of `codec` for `device`, once per process, so that no step waits for it; sums of `num_hosts`
     rows. What is compiled is kept on disk where PyTorch keeps such things, so that the next process is sooner ready.
 

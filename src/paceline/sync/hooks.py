@@ -66,7 +66,8 @@ def attach(
             hint="use torch.autocast in its place, or leave --sync out",
         )
     sync = Sync(ddp, strategy, mesh, meter, counts_steps=counts_steps)
-    if mesh.rank == 0 and (told := codecs.prepare(strategy.codec, mesh.device)) is not None:
+    told = codecs.prepare(strategy.codec, mesh.device, mesh.num_hosts)
+    if told is not None and mesh.rank == 0:
         print(f"paceline: {told}", flush=True)
     return sync
 
