@@ -98,8 +98,16 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         return spec
 
 
+def _replace(module: ModuleType, name: str, wrapped: Callable[..., None]) -> None:
+    """In the module and, where that was imported long ago, under the name by which scripts know it."""
+    original = getattr(module, name)
+    for home in (module, sys.modules.get("torch.distributed")):
+        if getattr(home, name, None) is original:
+            setattr(home, name, wrapped)
+
+
 def _watch_start(module: ModuleType) -> None:
-    module.init_process_group = _watched(module.init_process_group, module)  # type: ignore[attr-defined]
+    _replace(module, "init_process_group", _watched(module.init_process_group, module))
 
 
 def _watch_end(module: ModuleType) -> None:
@@ -112,7 +120,7 @@ def _watch_end(module: ModuleType) -> None:
             finish_models()
         destroy_process_group(group)
 
-    module.destroy_process_group = destroy  # type: ignore[attr-defined]
+    _replace(module, "destroy_process_group", destroy)
 
 
 def _watch_models(module: ModuleType) -> None:

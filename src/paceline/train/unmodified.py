@@ -3,7 +3,6 @@ all ranks is attached as it is built. `train/guard.py` calls this."""
 
 from __future__ import annotations
 
-import inspect
 import os
 import socket
 import time
@@ -33,26 +32,24 @@ _meters: list[Meter] = []
 def build(ddp: DistributedDataParallel, init: Callable[..., None], *args: Any, **kwargs: Any) -> None:
     """What `ddp.__init__(*args, **kwargs)` is in such a script; `init` is PyTorch's own.
 
-    Raises InputError for one that can't be, and WorldError when the ranks
-    build different models.
+    Raises InputError for a model that can't be attached, and WorldError when the ranks build different models.
     """
-    call = inspect.signature(init).bind(ddp, *args, **kwargs)
-    asked = call.arguments
     strategy = parse_sync(os.environ["PACELINE_SYNC"])
-    if not _spans_world(asked):
+    if not _spans_world(args, kwargs):
         init(ddp, *args, **kwargs)
         _say(f"sync {strategy}: a model over a process group of the script's own is left alone")
         return
-    if asked.get("delay_all_reduce_named_params") is not None:
+    if kwargs.get("delay_all_reduce_named_params") is not None:
         raise InputError(f"--sync {strategy}: delay_all_reduce_named_params reduces gradients in a way of its own")
-    world = _world(asked["module"])
+    module = args[0] if args else kwargs["module"]
+    world = _world(module)
     mesh = Mesh.connect(_host_names(world), world.device)
     meter = _meter(world, mesh)
     fitted = fit(strategy, mesh)
     if isinstance(fitted, Outer):
-        make_equal(asked["module"], world)
-        asked["process_group"] = mesh.host_group
-    init(*call.args, **call.kwargs)
+        make_equal(module, world)
+        kwargs["process_group"] = mesh.host_group
+    init(ddp, *args, **kwargs)
     if len(_meters) == 1:
         _say(describe(strategy, mesh))
     _syncs.append(attach(ddp, fitted, mesh, meter))
@@ -73,8 +70,9 @@ def finish() -> None:
         meter.tell()
 
 
-def _spans_world(asked: dict[str, Any]) -> bool:
-    return asked.get("device_mesh") is None and asked.get("process_group") in (None, dist.group.WORLD)
+def _spans_world(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    given = [kwargs.get("process_group"), *(value for value in args if isinstance(value, dist.ProcessGroup))]
+    return kwargs.get("device_mesh") is None and all(group in (None, dist.group.WORLD) for group in given)
 
 
 def _world(module: torch.nn.Module) -> World:
