@@ -28,8 +28,8 @@ _ROUND_UP = 1 + 2**-8 + 2**-15
 """Times this, a float32 that is rounded to the nearest bfloat16 is not below where it started."""
 _SMALLEST = 2.0**-126
 """The least scale: its reciprocal is finite, so that a block of zeros needs no care."""
-_COMPILED_FROM_VALUES = 1 << 15
-"""Fewer values are encoded sooner than the checks before a compiled kernel are done."""
+_COMPILED_FROM_VALUES = 1 << 16
+"""A row of fewer values is encoded sooner than the checks before a compiled kernel are done (0.1 ms)."""
 _OPTIONS = {"cpp.vec_isa_ok": True, "compile_threads": 1}
 """PyTorch would try the compiler on each kind of vector instruction first (17 s), and start processes that help."""
 
@@ -192,7 +192,8 @@ def prepare(codec: Codec, device: torch.device, num_hosts: int) -> str | None:
             kernels = _Kernels(*map(_compile, _EAGER[codec.name]))
             _run_once(codec, device, num_hosts, kernels)
         except Exception as error:  # noqa: BLE001 - whatever a compiler may lack; the kernels work without it
-            reason = next(filter(None, str(error).splitlines()), type(error).__name__)
+            lines = [line for line in str(error).splitlines() if line and not line.endswith("raised:")]
+            reason = next(iter(lines), type(error).__name__)
             _prepared[key] = f"{codec} runs uncompiled on the {device.type}, some times slower: {reason}"
         else:
             _compiled[key[:2]] = kernels
@@ -229,7 +230,7 @@ def _alone(tensor: Tensor) -> Tensor:
 
 
 def _compiled_for(codec: Codec, values: Tensor) -> _Kernels | None:
-    if values.numel() < _COMPILED_FROM_VALUES:
+    if values.shape[-1] < _COMPILED_FROM_VALUES:
         return None
     return _compiled.get((codec.name, values.device.type))
 
