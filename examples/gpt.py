@@ -2,6 +2,7 @@
 
     paceline run -H localhost:2 examples/gpt.py    two workers on this machine
     paceline run -H alice,bob examples/gpt.py      two machines
+    paceline run -H alice,bob --sync diloco:H=30 examples/gpt.py      ... that exchange weights every 30 steps
     python examples/gpt.py --steps 50              alone, as any script
 
 What makes it train on several machines are the lines with `run.` in them; the rest is plain PyTorch.
@@ -125,6 +126,7 @@ def main() -> None:
                 run.checkpoint(args.checkpoint_dir, step=step)
             if step == args.steps:
                 break
+    run.synchronize()  # with --sync, hosts may have learned something since they last exchanged weights
     run.checkpoint(args.checkpoint_dir, step=step)
     evaluate(run, model, held_out, step=step)
 
