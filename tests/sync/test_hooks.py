@@ -198,6 +198,11 @@ def copies() -> None:
     assert flat(again.state_dict()).equal(flat(twin.state_dict()))
     assert b"paceline" not in file.getvalue(), "it can be read where there is no paceline"
     script.sync.finish()
+    script = Trained(TWO_HOSTS, "every")
+    script.step()
+    copy.deepcopy(script.ddp)(script.batch()).sum().backward()
+    torch.save(script.ddp, io.BytesIO())
+    script.sync.finish()
 
 
 def test_a_copied_or_pickled_model_is_left_alone(two_ranks: RankPool) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from paceline.launch import bootstrap
+from paceline.train import guard
 from paceline.train.guard import find_problem
 
 RANK_1_OF_2 = {
@@ -57,6 +60,30 @@ def test_no_problem(environ: dict[str, str], asked: dict[str, object]) -> None:
 def test_problems(environ: dict[str, str], asked: dict[str, object], words: str) -> None:
     problem = find_problem({**RANK_1_OF_2, **environ}, **{"meeting": "env://", **asked})  # type: ignore[arg-type]
     assert problem is not None and words in problem
+
+
+def test_models_are_finished_where_the_script_ends_its_process_group_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where PyTorch was imported before the watch began."""
+    ended: list[object] = []
+    c10d, home, parallel = ModuleType("c10d"), ModuleType("distributed"), ModuleType("parallel")
+    c10d.destroy_process_group = home.destroy_process_group = ended.append  # type: ignore[attr-defined]
+    c10d.GroupMember = SimpleNamespace(WORLD="world")  # type: ignore[attr-defined]
+    parallel.DistributedDataParallel = type("Model", (), {})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.distributed", home)
+    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", c10d)
+    monkeypatch.setitem(sys.modules, "torch.nn.parallel.distributed", parallel)
+    monkeypatch.setattr(guard, "finish_models", lambda: ended.append("models"))
+    guard.watch_models()
+    assert c10d.destroy_process_group is home.destroy_process_group
+    home.destroy_process_group()
+    home.destroy_process_group("world")
+    home.destroy_process_group("another")
+    with contextlib.suppress(ValueError):
+        try:
+            raise ValueError("no data")
+        finally:
+            home.destroy_process_group()
+    assert ended == ["models", None, "models", "world", "another", None]
 
 
 def start_rank(tmp_path: Path, code: str, rank: int, port: int) -> subprocess.Popen[str]:

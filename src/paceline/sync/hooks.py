@@ -102,13 +102,13 @@ class Sync:
             self._reduce = self._average
             self._hook_module(ddp.module)
             if mesh.world_size > mesh.num_hosts:
-                ddp.join_hook = self._refuse_join  # type: ignore[method-assign]
+                ddp.join_hook = Hook(self._refuse_join)  # type: ignore[method-assign]
         else:
             self._state = EveryStepHook(strategy, mesh, [p for p in ddp.module.parameters() if p.requires_grad])
             self._reduce = self._state.average
-        ddp.register_comm_hook(None, _comm_hook(self._carry))
+        ddp.register_comm_hook(None, CommHook(self._carry))
         ddp.register_forward_pre_hook(Hook(self._before_training), with_kwargs=True)
-        ddp.register_comm_hook = self._refuse_comm_hook  # type: ignore[method-assign]
+        ddp.register_comm_hook = Hook(self._refuse_comm_hook)  # type: ignore[method-assign]
 
     @property
     def is_accumulating(self) -> bool:
@@ -281,22 +281,26 @@ class Hook:
     """A hook that stays with the model it was made for: a copy of the model, or one read from a file, gets one that
     does nothing."""
 
-    def __init__(self, call: Callable[..., None]) -> None:
+    def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
 
-    def __call__(self, *arguments: Any) -> None:
-        self._call(*arguments)
+    def __call__(self, *arguments: Any, **named: Any) -> None:
+        self._call(*arguments, **named)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A function of the standard library that takes anything and returns None.
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
-def _comm_hook(carry: Callable[[Any], torch.futures.Future[torch.Tensor]]) -> Callable[..., Any]:
-    def hook(_state, bucket):  # without annotations, which PyTorch would compare as objects
-        return carry(bucket)
+class CommHook(Hook):
+    """The same, as DistributedDataParallel wants its communication hook."""
 
-    return hook
+    def __init__(self, call: Callable[[Any], torch.futures.Future[torch.Tensor]]) -> None:
+        super().__init__(call)
+        self.__name__ = self.__qualname__ = "paceline"
+
+    def __call__(self, _state, bucket):  # without annotations, which PyTorch would compare as objects
+        return self._call(bucket)
 
 
 def _copies(module: torch.nn.Module) -> list[torch.Tensor]:

@@ -1,0 +1,61 @@
+"""Which models of a script `--sync` takes on, and how they start. What then happens is in tests/sync/test_hooks.py."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.errors import InputError, WorldError
+from paceline.train import unmodified
+from rank_pool import RankPool
+
+pytestmark = pytest.mark.ranks
+
+
+def build(module: nn.Module, **options: Any) -> DistributedDataParallel:
+    ddp = DistributedDataParallel.__new__(DistributedDataParallel)
+    with (
+        mock.patch.dict(os.environ, PACELINE_SYNC="local:H=2"),
+        mock.patch.object(unmodified, "_host_names", return_value=["alice", "bob"]),
+    ):
+        unmodified.build(ddp, DistributedDataParallel.__init__, module, **options)
+    return ddp
+
+
+def models() -> str:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        alone = build(nn.Linear(2, 2), process_group=dist.new_group())
+        alone.register_comm_hook(None, lambda state, bucket: None)
+        with pytest.raises(InputError, match="delay_all_reduce_named_params"):
+            build(nn.Linear(2, 2), delay_all_reduce_named_params=[("weight", None)])
+        torch.manual_seed(rank)
+        taken = build(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), process_group=dist.group.WORLD)
+        with pytest.raises(WorldError, match="the model in DistributedDataParallel differs between the ranks"):
+            build(nn.Linear(2, 3 + rank))
+    torch.manual_seed(0)
+    assert taken.module[0].weight.equal(nn.Linear(2, 3).weight), "rank 0's"
+    taken(torch.randn(4, 2)).square().mean().backward()
+    unmodified.finish()
+    assert unmodified._syncs == []
+    unmodified._meters.clear()
+    return said.getvalue()
+
+
+def test_models_over_all_ranks_are_attached(two_ranks: RankPool) -> None:
+    said, nothing = two_ranks.run(models)
+    assert said.splitlines() == [
+        "paceline: sync local:H=2: a model over a process group of the script's own is left alone",
+        "paceline: sync local:H=2 between 2 hosts",
+    ]
+    assert nothing == ""
