@@ -32,6 +32,11 @@ _BITS: dict[CodecName, int] = {"bf16": 16, "fp16": 16, "int8": 8, "int4": 4}
 Shape = Sequence[int]
 
 
+def short(number: float) -> str:
+    """As few digits as give the same number when they are read again."""
+    return f"{number:g}" if float(f"{number:g}") == number else repr(number)
+
+
 def require_whole(name: str, value: object, *, at_least: int, at_most: int | None = None, because: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least or (at_most or value) < value:
         raise InputError(
@@ -97,7 +102,7 @@ class Codec:
     def __str__(self) -> str:
         if self.name == "powersgd":
             return f"powersgd={self.rank}"
-        return f"topk={self.density:g}" if self.name == "topk" else self.name
+        return f"topk={short(self.density)}" if self.name == "topk" else self.name
 
 
 PLAIN = Codec()

@@ -23,6 +23,7 @@ from paceline.codec import (
     reduced_bytes,
     require_number,
     require_whole,
+    short,
 )
 from paceline.errors import InputError
 
@@ -160,7 +161,7 @@ class Outer:
     def _words(self, names: list[str]) -> Iterator[str]:
         for name in names:
             value = getattr(self, name)
-            yield str(value) if name == "codec" else f"{_SHORT[name]}={value:g}"
+            yield str(value) if name == "codec" else f"{_SHORT[name]}={short(value)}"
 
 
 Strategy = EveryStep | Outer
@@ -201,41 +202,43 @@ def parse_sync(text: str) -> Strategy:
 
     Raises InputError that names the word that can't be used and what could stand there.
     """
+    try:
+        return _parse(text)
+    except InputError as error:
+        raise InputError(f"--sync {text}: {error.message}", hint=error.hint) from None
+
+
+def _parse(text: str) -> Strategy:
     name, *words = text.split(":")
+    if name != "every" and name not in NAMED:
+        raise InputError(f"{name!r} is no way to synchronise", hint=f"one of every, {', '.join(NAMED)}")
+    known = ["accumulate"] if name == "every" else list(_FIELDS)
     values: dict[str, str] = {}
     codec: Codec | None = None
-    known = ["accumulate"] if name == "every" else list(_FIELDS)
-    if name != "every" and name not in NAMED:
-        raise InputError(f"--sync {text}: {name!r} is no way to synchronise", hint=f"one of every, {', '.join(NAMED)}")
     for word in words:
         field, has_value, value = word.partition("=")
         if field in CODEC_NAMES:
             if codec is not None:
-                raise InputError(f"--sync {text}: two codecs, {codec} and {word}")
-            codec = _parse_codec(text, field, value if has_value else None)
+                raise InputError(f"two codecs, {codec} and {word}")
+            codec = _parse_codec(field, value if has_value else None)
         elif not has_value or field not in known:
             expected = f"a codec ({', '.join(CODEC_NAMES)}) or one of {', '.join(f'{field}=' for field in known)}"
-            raise InputError(f"--sync {text}: {word!r} is not known to {name}", hint=f"expected {expected}")
+            raise InputError(f"{word!r} is not known to {name}", hint=f"expected {expected}")
         elif field in values:
-            raise InputError(f"--sync {text}: {field} is given twice")
+            raise InputError(f"{field} is given twice")
         else:
             values[field] = value
-    try:
-        return _make(text, name, codec, values)
-    except InputError as error:
-        raise (
-            error if text in error.message else InputError(f"--sync {text}: {error.message}", hint=error.hint)
-        ) from None
+    return _make(name, codec, values)
 
 
-def _make(text: str, name: str, codec: Codec | None, values: dict[str, str]) -> Strategy:
+def _make(name: str, codec: Codec | None, values: dict[str, str]) -> Strategy:
     if name == "every":
-        steps = _number(text, "accumulate", values["accumulate"], whole=True) if values else 1
+        steps = _number("accumulate", values["accumulate"], whole=True) if values else 1
         return EveryStep(codec=codec or Codec(), accumulate_steps=int(steps))
     changes: dict[str, object] = {} if codec is None else {"codec": codec}
-    for short, value in values.items():
-        field = _FIELDS[short]
-        number = _number(text, short, value, whole=field in _WHOLE)
+    for word, value in values.items():
+        field = _FIELDS[word]
+        number = _number(word, value, whole=field in _WHOLE)
         if field == "nesterov" and number not in (0, 1):
             raise InputError(f"nesterov is {value}; expected 0 or 1")
         changes[field] = bool(number) if field == "nesterov" else number
@@ -249,23 +252,21 @@ def _make(text: str, name: str, codec: Codec | None, values: dict[str, str]) -> 
     return dataclasses.replace(default, **changes)  # type: ignore[arg-type]
 
 
-def _parse_codec(text: str, name: str, value: str | None) -> Codec:
+def _parse_codec(name: str, value: str | None) -> Codec:
     if value is None:
         return Codec(name=name)  # type: ignore[arg-type]
     if name == "powersgd":
-        return Codec(name="powersgd", rank=int(_number(text, name, value, whole=True)))
+        return Codec(name="powersgd", rank=int(_number(name, value, whole=True)))
     if name == "topk":
-        return Codec(name="topk", density=float(_number(text, name, value, whole=False)))
-    raise InputError(
-        f"--sync {text}: {name} takes no value", hint=f"only powersgd=RANK and topk=DENSITY do; say {name}"
-    )
+        return Codec(name="topk", density=float(_number(name, value, whole=False)))
+    raise InputError(f"{name} takes no value", hint=f"only powersgd=RANK and topk=DENSITY do; say {name}")
 
 
-def _number(text: str, field: str, value: str, *, whole: bool) -> float:
+def _number(field: str, value: str, *, whole: bool) -> float:
     try:
         if value != value.strip() or "_" in value or not value.isascii():
             raise ValueError
         return int(value) if whole else float(value)
     except ValueError:
         kind = "a whole number" if whole else "a number"
-        raise InputError(f"--sync {text}: {field} is {value!r}; expected {kind}") from None
+        raise InputError(f"{field} is {value!r}; expected {kind}") from None
