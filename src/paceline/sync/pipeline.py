@@ -83,6 +83,7 @@ class Pipeline:
                     self._stream.wait_event(submitted.ready)
                 if self._advance(submitted):
                     self._queues[stage + 1].put(submitted)
+                del submitted  # or this thread would keep its tensors until the next one comes
         if stage + 1 < len(self._queues):
             self._queues[stage + 1].put(None)
 
