@@ -34,6 +34,8 @@ CODEC = "codec:"
 OTHERS = {"compute", "ddp", "ddp-fp16"}
 FIRST_PORT = 29600
 TIMEOUT_S = 300.0
+PACED_STEPS = 2
+"""At the end of a warm-up, at the real pace."""
 NUM_STEPS = 3
 """Measured steps per repetition of what does the same at each step."""
 
@@ -43,7 +45,7 @@ class Trial:
     """A model, ready to be measured in one way of synchronising it."""
 
     model: torch.nn.Module
-    warmup_steps: int = 2  # DDP rebuilds its buckets after the first
+    warmup_steps: int = 1  # after which DDP rebuilds its buckets
     num_steps: int = NUM_STEPS
     sent_bytes: Callable[[], float] | None = None
     """Counted where they are sent; None for what is not ours."""
@@ -78,14 +80,16 @@ def trial_of(row: str, emulated: EmulatedModel, mesh: Mesh) -> Iterator[Trial]:
         meter = Meter(clock_s=time.monotonic, tell=lambda event: None, measures_wait=True)
         attach(model, strategy, mesh, meter)
         trial = Trial(model, sent_bytes=lambda: mesh.traffic.sent_bytes)
-        if isinstance(strategy, Outer):  # the next forward pass begins the round: so one period, and one round of each
+        if isinstance(strategy, Outer):
             trial.warmup_steps, trial.num_steps = strategy.period_steps + 1, strategy.period_steps
         yield trial
         mesh.exchange([]).wait()  # comes after all that is still under way
 
 
 def measure_steps(row: str, plan: dict[str, Any]) -> Sample:
-    """A warm-up, in which compute takes no time, then a window of steps, begun by all ranks together."""
+    """A warm-up, in which compute takes no time but in the last steps, then a window of steps, which all ranks begin
+    together. A round begins and ends before a forward pass; those last steps bring the window to where one period has
+    one round of each, and what is under way when it begins is what is under way when it ends."""
     mesh = Mesh.connect([f"h{number + 1}" for number in range(dist.get_world_size())], torch.device("cpu"))
     torch.manual_seed(1 + mesh.rank)
     emulated = EmulatedModel(plan["model_bytes"], 0.0)
@@ -93,6 +97,7 @@ def measure_steps(row: str, plan: dict[str, Any]) -> Sample:
     with trial_of(row, emulated, mesh) as trial:
         train(trial.model, optimizer, trial.warmup_steps)
         emulated.set_compute(plan["compute_s"])
+        train(trial.model, optimizer, PACED_STEPS)
         count = trial.sent_bytes or (lambda: 0.0)
         dist.barrier()
         began_s, sent, seen = time.perf_counter(), count(), interface_bytes()
