@@ -35,14 +35,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from quality_rank import Trial
 from quality_report import Curve, Row, gap_chart, gap_table, wall_chart, wall_table
 
 from paceline.errors import PacelineError
 from paceline.lab import Lab, format_rate
 from paceline.strategy import Outer, parse_sync
 
-LRS = (1e-3, 2e-3, 4e-3)
+LRS = {"gpt": (1e-3, 2e-3, 4e-3), "digits": (2e-3, 4e-3, 8e-3)}
 OUTER_LRS = (0.4, 0.7, 1.0)  # of those that have momentum; plain averaging has nothing to tune
 NUM_SEEDS = 3
 LIMIT_S = 3600.0
@@ -63,6 +62,28 @@ Popen = Callable[[int, list[str], Mapping[str, str], Any], subprocess.Popen[str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What one training is. Two with the same fields give the same loss, whatever the machine is doing."""
+
+    task: str
+    """gpt or digits."""
+    sync: str
+    """How it is synchronised, as `--sync` has it; or ddp, PyTorch's own averaging without paceline."""
+    num_hosts: int
+    """One worker on each."""
+    lr: float
+    """The highest of the inner optimizer's learning rates."""
+    seed: int
+    """Of the first weights and the order of the samples."""
+    num_steps: int
+    batch: int
+    """Samples per step, of all workers together."""
+    num_evaluations: int = 6
+    rate: str = ""
+    """What a link between hosts carries; empty for what the machine gives."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
     """A way to synchronise that is tuned and then measured."""
 
@@ -71,7 +92,7 @@ class Entry:
     num_hosts: int
     num_steps: int
     batch: int
-    lrs: tuple[float, ...] = LRS
+    lrs: tuple[float, ...]
     outer_lrs: tuple[float, ...] = OUTER_LRS
     """Empty for the one that the strategy has."""
     num_seeds: int = NUM_SEEDS
@@ -112,8 +133,10 @@ class Entry:
         return [dataclasses.replace(self.best(results), seed=seed) for seed in range(self.num_seeds)]
 
     def is_at_edge(self, results: Results) -> bool:
-        """Whether the best learning rate is the highest or lowest of the grid, so that a better one may lie outside."""
-        return len(self.lrs) > 2 and self.best(results).lr in (min(self.lrs), max(self.lrs))
+        """Whether a learning rate of the best is the highest or lowest of the grid: a better one may lie outside."""
+        best, settings = self.best(results), self._settings()
+        tuned = [(best.lr, self.lrs), (best.sync, settings)]
+        return any(len(values) > 2 and value in (values[0], values[-1]) for value, values in tuned)
 
 
 class Results:
@@ -228,8 +251,9 @@ def entry(text: str, *, task: str, is_quick: bool, **more: Any) -> Entry:
     sync, _, hosts = text.partition("@")
     num_steps, batch = {"gpt": (600, 16), "digits": (600, 32)}[task]
     if is_quick:
-        num_steps, more = num_steps // 5, more | {"lrs": LRS[1:2], "outer_lrs": (), "num_seeds": 1}
-    return Entry(task=task, sync=sync, num_hosts=int(hosts or 4), num_steps=num_steps, batch=batch, **more)
+        num_steps, more = num_steps // 5, more | {"lrs": LRS[task][1:2], "outer_lrs": (), "num_seeds": 1}
+    size = {"num_hosts": int(hosts or 4), "num_steps": num_steps, "batch": batch}
+    return Entry(task=task, sync=sync, **{"lrs": LRS[task], **size, **more})
 
 
 def entries_of(args: argparse.Namespace, task: str) -> list[Entry]:
@@ -244,6 +268,8 @@ def entries_of(args: argparse.Namespace, task: str) -> list[Entry]:
 def report_gaps(entries: list[Entry], results: Results, svg: Path | None) -> None:
     """Of one task: the table, and the chart where one is asked for."""
     synchronous = [results.loss(trial) for trial in entries[0].seeds(results)]
+    if math.inf in synchronous:
+        raise PacelineError("the synchronous training failed, so there is nothing to compare with")
     rows: list[Row] = []
     for measured in entries:
         losses = [results.loss(trial) for trial in measured.seeds(results)]
@@ -311,6 +337,8 @@ def popen_in(lab: Lab, compiled: str) -> Popen:
 def report_wall(trials: list[Trial], results: Results, svg: Path | None) -> None:
     """The times to the loss that the first of them ends with."""
     target = results.loss(trials[0])
+    if target == math.inf:
+        raise PacelineError(f"{named(trials[0])} failed, so there is nothing to compare with")
     curves = []
     for trial in trials:
         points = [(s, loss) for _, s, loss in results.found[trial].get("curve", ())]
@@ -335,18 +363,30 @@ def time_to_loss(points: Iterable[tuple[float, float]], target: float) -> float 
     return None
 
 
+def strategy_text(text: str) -> str:
+    """The text as it is, if it can be used."""
+    sync, _, hosts = text.partition("@")
+    if hosts not in ("", "2", "4"):
+        raise argparse.ArgumentTypeError(f"{text}: 2 or 4 hosts, which share the samples of a step evenly")
+    try:
+        if sync != "ddp":
+            parse_sync(sync)
+    except PacelineError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("strategies", nargs="*", metavar="TEXT[@HOSTS]", help="a --sync text; on 4 hosts unless said")
+    parser.add_argument(
+        "strategies", nargs="*", type=strategy_text, metavar="TEXT[@HOSTS]", help="a --sync text; 2 or 4 hosts, or 4"
+    )
     parser.add_argument("--quick", action="store_true", help="few steps, one seed, nothing tuned")
     parser.add_argument("--wall", action="store_true", help="loss against time in a lab with slow links; needs root")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where results are kept, and read from")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="a chart, of the language model")
     args = parser.parse_args()
     try:
-        for text in args.strategies:
-            if text != "ddp":
-                parse_sync(text.partition("@")[0])
         (measure_wall if args.wall else measure_gaps)(args, Results(args.json))
     except PacelineError as error:
         sys.exit(f"quality: {error}")

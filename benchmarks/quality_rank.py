@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from quality import Trial
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
@@ -28,28 +29,6 @@ from gpt import CONTEXT, GPT  # an example, not a package
 HELD_OUT_WINDOWS = 512
 EVALUATED_TOGETHER = 64
 Batch = tuple[torch.Tensor, ...]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Trial:
-    """What one training is. Two with the same fields give the same loss, whatever the machine is doing."""
-
-    task: str
-    """gpt or digits."""
-    sync: str
-    """How it is synchronised, as `--sync` has it; or ddp, PyTorch's own averaging without paceline."""
-    num_hosts: int
-    """One worker on each."""
-    lr: float
-    """The highest of the inner optimizer's learning rates."""
-    seed: int
-    """Of the first weights and the order of the samples."""
-    num_steps: int
-    batch: int
-    """Samples per step, of all workers together."""
-    num_evaluations: int = 6
-    rate: str = ""
-    """What a link between hosts carries; empty for what the machine gives."""
 
 
 @dataclasses.dataclass(frozen=True)

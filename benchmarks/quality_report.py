@@ -47,15 +47,13 @@ def spread(losses: Sequence[float]) -> float:
 
 def gap_table(title: str, rows: Sequence[Row], synchronous: Sequence[float]) -> str:
     """The held-out losses, and how much each is above the synchronous one of the same seed."""
-    lines = [title, f"  {'strategy':<30} hosts     lr    loss     gap  by seed"]
+    lines = [title, f"  {'strategy':<26} hosts     lr    loss     gap  by seed"]
     for row in rows:
         gaps = " ".join(f"{gap:+.2%}" for gap in row.gaps) if len(row.gaps) > 1 else "one seed"
         lr = f"{row.lr:g}" + "*" * row.lr_is_at_edge
         means = f"{statistics.mean(row.losses):7.4f} {statistics.mean(row.gaps):+7.2%}"
-        lines.append(f"  {row.label:<30} {row.num_hosts:>5} {lr:>6} {means}  {gaps}")
-    lines.append(
-        f"  The synchronous loss itself differs by up to {spread(synchronous):.2%} from its mean over the seeds."
-    )
+        lines.append(f"  {row.label:<26} {row.num_hosts:>5} {lr:>6} {means}  {gaps}")
+    lines.append(f"  The synchronous loss itself lies within {spread(synchronous):.2%} of its mean.")
     if any(row.lr_is_at_edge for row in rows):
         lines.append("  * at the edge of the grid: a better one may lie outside")
     return "\n".join(lines)
@@ -91,15 +89,16 @@ def gap_chart(title: str, rows: Sequence[Row], synchronous: Sequence[float]) -> 
 
 def wall_table(title: str, curves: Sequence[Curve], target: float) -> str:
     """How long each takes to the loss that the first of them, ddp, ends with."""
-    lines = [title, f"  {'strategy':<30}     lr  s/step    loss    at the end  ddp's loss    sooner"]
+    head = f"{'strategy':<24} {'lr':>6} {'s/step':>7} {'loss':>7} {'after s':>8} {'to ddp’s, s':>11} {'sooner':>8}"
+    lines = [title, f"  {head}"]
     first_s = curves[0].reached_s
     for curve in curves:
         end_s, loss = curve.points[-1]
-        words = f"  {curve.label:<30} {curve.lr:>6g} {curve.step_s:7.3f} {loss:7.4f} {end_s:11.0f} s"
+        words = f"  {curve.label:<24} {curve.lr:>6g} {curve.step_s:7.3f} {loss:7.4f} {end_s:8.0f}"
         if curve.reached_s is None or first_s is None:
             lines.append(f"{words}       never")
         else:
-            lines.append(f"{words} {curve.reached_s:9.0f} s {first_s / curve.reached_s:7.1f} ×")
+            lines.append(f"{words} {curve.reached_s:11.0f} {first_s / curve.reached_s:6.1f} ×")
     return "\n".join([*lines, f"  ddp's loss at its end is {target:.4f}."])
 
 
