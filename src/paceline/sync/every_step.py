@@ -66,6 +66,8 @@ class EveryStepHook:
     # DDP compares a hook's annotations with the types themselves; with postponed ones it would refuse it.
     def average(self, _state, bucket):
         """The communication hook. The future's value is the bucket's buffer: the mean over all ranks, or zeros."""
+        if self.strategy.accumulate_steps == 1 and not self._groups_before:  # the common way, kept short
+            return self._send(bucket)
         held = _Held(bucket.buffer(), bucket.parameters(), bucket.gradients())
         if self.strategy.accumulate_steps > 1:
             is_complete = self._accumulate(held)
@@ -79,10 +81,7 @@ class EveryStepHook:
             held.flat.div_(self.strategy.accumulate_steps)
         if self._groups_before:
             return self._hold(held, is_last=bucket.is_last())
-        if bucket.index() == 0:
-            self._groups = []
-        self._groups.append(held.parameters)
-        return self._mean(held.flat, held.parameters)
+        return self._send(bucket)
 
     def shared_state(self) -> dict[str, Any]:
         """What is the same on every rank."""
@@ -156,6 +155,12 @@ class EveryStepHook:
                 each.mean.set_result(each.flat)
             self._held = []
         return held.mean
+
+    def _send(self, bucket: Any) -> Future[Tensor]:
+        if bucket.index() == 0:
+            self._groups = []
+        self._groups.append(bucket.parameters())
+        return self._mean(bucket.buffer(), self._groups[-1])
 
     def _mean(self, flat: Tensor, bucket: list[Parameter]) -> Future[Tensor]:
         if self._codec.name == "none" or flat.dtype == torch.float32:
