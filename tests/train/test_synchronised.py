@@ -312,3 +312,15 @@ def test_a_text_is_refused_with_what_makes_a_strategy_of_it() -> None:
             paceline.init(sync=value)  # type: ignore[arg-type]
         is_text = isinstance(value, str)
         assert caught.value.hint == ("from text: sync=paceline.parse_sync('local:H=8')" if is_text else None)
+
+
+def end_early() -> tuple[list[float], float]:
+    with training("local:H=4:momentum=0.5") as one:
+        one.train(11 if one.run.rank == 0 else 6)
+    return one.own_weights(), one.run._meter.traffic[0].sent_bytes
+
+
+def test_a_host_that_ends_early_takes_part_until_all_have_ended(two_ranks: RankPool) -> None:
+    (weights_0, bytes_0), (weights_1, bytes_1) = two_ranks.run(end_early)
+    assert weights_0 == weights_1
+    assert bytes_0 == bytes_1

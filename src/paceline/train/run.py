@@ -390,8 +390,7 @@ class Run:
         """At the end of the script. After a good one, hosts share what they have not shared yet; after another, they
         learn of it by the lost connection."""
         if dist.is_initialized():
-            has_failed = guard.has_failed or hasattr(sys, "last_value")
-            if self._prepared is not None and self._prepared.sync is not None and not has_failed:
-                self._prepared.sync.finish()
+            if not hasattr(sys, "last_value"):  # the interpreter's word for an exception that nobody caught
+                guard.finish_models()
             dist.destroy_process_group()
         self._meter.tell()

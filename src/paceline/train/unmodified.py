@@ -55,9 +55,15 @@ def build(ddp: DistributedDataParallel, init: Callable[..., None], *args: Any, *
     _syncs.append(attach(ddp, fitted, mesh, meter))
 
 
+def keep(sync: Sync) -> None:
+    """Have `finish` finish this one too, which `run.prepare` has made."""
+    _syncs.append(sync)
+
+
 def finish() -> None:
     """The script has come to a good end, and leaves its process group: what is not shared yet is shared."""
-    finished = _syncs[:]
+    # A script that has left the process group by itself leaves nothing to share with.
+    finished = _syncs[:] if dist.is_initialized() else []
     _syncs.clear()
     if len(finished) == 1:
         finished[0].finish()

@@ -49,7 +49,7 @@ def main() -> None:
         exit_code = _code_of(error)
     except BaseException as error:  # noqa: BLE001  # also KeyboardInterrupt ends the rank, and is reported
         _report(error, folder)
-    if exit_code == 0 and sync is not None:
+    if exit_code == 0:
         exit_code = _end_sync(sync, folder)
     guard.has_failed = exit_code != 0
     if exit_code == 0:
@@ -58,14 +58,14 @@ def main() -> None:
     _leave(exit_code)
 
 
-def _end_sync(sync: str, folder: str) -> int:
+def _end_sync(sync: str | None, folder: str) -> int:
     """The exit code, after the last exchange between hosts."""
     try:
         guard.finish_models()
     except BaseException as error:  # noqa: BLE001  # as above
         _report(error, folder)
         return 1
-    if not guard.saw_model and os.environ.get("PACELINE_RANK") == "0":
+    if sync is not None and not guard.saw_model and os.environ.get("PACELINE_RANK") == "0":
         print(f"paceline: --sync {sync} had no effect: this script made no DistributedDataParallel model", flush=True)
     return 0
 

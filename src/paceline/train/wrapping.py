@@ -12,7 +12,7 @@ from paceline.sync import hooks
 from paceline.sync.collectives import Mesh
 from paceline.sync.hooks import Sync
 from paceline.sync.meter import Meter
-from paceline.train.unmodified import make_equal
+from paceline.train import unmodified
 from paceline.train.world import World
 
 EXACT = EveryStep()
@@ -48,7 +48,9 @@ def wrap(
     group = None
     if isinstance(strategy, Outer):
         group = mesh.host_group
-        make_equal(model, world)
+        unmodified.make_equal(model, world)
     device_ids = [world.device] if world.device.type == "cuda" else None
     ddp = DistributedDataParallel(model, device_ids=device_ids, process_group=group)
-    return ddp, hooks.attach(ddp, strategy, mesh, meter, counts_steps=False)
+    sync = hooks.attach(ddp, strategy, mesh, meter, counts_steps=False)
+    unmodified.keep(sync)
+    return ddp, sync
