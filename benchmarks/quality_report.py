@@ -53,7 +53,8 @@ def gap_table(title: str, rows: Sequence[Row], synchronous: Sequence[float]) -> 
         lr = f"{row.lr:g}" + "*" * row.lr_is_at_edge
         means = f"{statistics.mean(row.losses):7.4f} {statistics.mean(row.gaps):+7.2%}"
         lines.append(f"  {row.label:<26} {row.num_hosts:>5} {lr:>6} {means}  {gaps}")
-    lines.append(f"  The synchronous loss itself lies within {spread(synchronous):.2%} of its mean.")
+    if len(synchronous) > 1:
+        lines.append(f"  The synchronous loss itself lies within {spread(synchronous):.2%} of its mean.")
     if any(row.lr_is_at_edge for row in rows):
         lines.append("  * at the edge of the grid: a better one may lie outside")
     return "\n".join(lines)
@@ -74,7 +75,7 @@ def gap_chart(title: str, rows: Sequence[Row], synchronous: Sequence[float]) -> 
     ]
     for tick in ticks:
         parts.append(line(x(tick), 40, x(tick), bottom, "#868e96" if abs(tick) < 1e-9 else "#e9ecef"))
-        parts.append(text(x(tick), bottom + 16, f"{tick:+.1%}" if abs(tick) > 1e-9 else "0", "middle"))
+        parts.append(text(x(tick), bottom + 16, f"{100 * tick:+.3g} %" if abs(tick) > 1e-9 else "0", "middle"))
     for number, row in enumerate(rows):
         y = 40 + ROW * (number + 0.5)
         parts.append(text(LEFT - 10, y + 4, f"{row.label}, {row.num_hosts} hosts", "end"))
