@@ -202,7 +202,7 @@ def prepare(codec: Codec, device: torch.device, num_hosts: int) -> str | None:
 
 
 def _compile(kernel: Callable[..., Any]) -> Any:
-    return torch.compile(kernel, fullgraph=True, options=_OPTIONS)
+    return torch.compile(kernel, options=_OPTIONS)
 
 
 @torch.no_grad()
