@@ -138,8 +138,7 @@ def encode(codec: Codec, values: Tensor, out: Tensor) -> None:
     if (kernels := _compiled_for(codec, values)) is None:
         scales.copy_(_EAGER[codec.name].encode(blocks, codes))
         return
-    for row in range(len(values)):
-        scales[row].copy_(kernels.encode(_alone(blocks[row]), _alone(codes[row])))
+    scales.copy_(kernels.encode(_alone(blocks), _alone(codes)))
 
 
 @torch.no_grad()
@@ -154,8 +153,7 @@ def decode(codec: Codec, encoded: Tensor, out: Tensor) -> None:
     if (kernels := _compiled_for(codec, out)) is None:
         _EAGER[codec.name].decode(codes, scales, blocks)
         return
-    for row in range(len(out)):
-        kernels.decode(_alone(codes[row]), _alone(scales[row]), _alone(blocks[row]))
+    kernels.decode(_alone(codes), _alone(scales), _alone(blocks))
 
 
 @torch.no_grad()
@@ -210,17 +208,25 @@ def _run_once(codec: Codec, device: torch.device, num_hosts: int, kernels: _Kern
     """Compile for any number of blocks, wherever they begin in memory: these begin at odd places."""
     num_blocks, rows = 5, max(2, num_hosts)
     width = num_blocks * codec.block_values
-    values = _alone(_blocks(codec, torch.ones(width + 1, device=device)[1:]))
-    encoded = torch.zeros(rows, codec.encoded_bytes(width), dtype=torch.uint8, device=device)
-    codes, scales = (_alone(part) for part in _parts(codec, encoded))
-    row_codes, row_scales = _alone(codes[1]), _alone(scales[1])
-    for tensor, blocks_dim in ((values, 0), (row_codes, 0), (row_scales, 0), (codes, 1), (scales, 1)):
-        torch._dynamo.mark_dynamic(tensor, blocks_dim)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what the compiler could do better is nothing that the user could mend
-        kernels.encode(values, row_codes)
-        kernels.decode(row_codes, row_scales, values)
-        kernels.decode_sum(codes, scales, torch.ones(rows, device=device), values)
+        for num_rows in (rows, 1):  # one row alone is another way in which tensors lie
+            values = torch.ones(num_rows * width + 1, device=device)[1:].view(num_rows, width)
+            blocks = _alone(_blocks(codec, values))
+            encoded = torch.zeros(num_rows, codec.encoded_bytes(width), dtype=torch.uint8, device=device)
+            codes, scales = (_alone(part) for part in _parts(codec, encoded))
+            for tensor in (blocks, codes, scales):
+                torch._dynamo.mark_dynamic(tensor, 1)
+                if num_rows > 1:
+                    torch._dynamo.mark_dynamic(tensor, 0)
+            kernels.encode(blocks, codes)
+            kernels.decode(codes, scales, blocks)
+        encoded = torch.zeros(rows, codec.encoded_bytes(width), dtype=torch.uint8, device=device)
+        codes, scales = (_alone(part) for part in _parts(codec, encoded))
+        total = _alone(_blocks(codec, torch.ones(width + 1, device=device)[1:]))
+        for tensor, blocks_dim in ((codes, 1), (scales, 1), (total, 0)):
+            torch._dynamo.mark_dynamic(tensor, blocks_dim)
+        kernels.decode_sum(codes, scales, torch.ones(rows, device=device), total)
 
 
 def _alone(tensor: Tensor) -> Tensor:
