@@ -138,7 +138,8 @@ def encode(codec: Codec, values: Tensor, out: Tensor) -> None:
     if (kernels := _compiled_for(codec, values)) is None:
         scales.copy_(_EAGER[codec.name].encode(blocks, codes))
         return
-    scales.copy_(kernels.encode(_alone(blocks), _alone(codes)))
+    for row in range(len(values)):
+        scales[row].copy_(kernels.encode(_alone(blocks[row]), _alone(codes[row])))
 
 
 @torch.no_grad()
@@ -187,8 +188,10 @@ def prepare(codec: Codec, device: torch.device, num_hosts: int) -> str | None:
     if key not in _prepared:
         began_s = time.monotonic()
         try:
-            kernels = _Kernels(*map(_compile, _EAGER[codec.name]))
-            _run_once(codec, device, num_hosts, kernels)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what the compiler could do better is nothing that the user can mend
+                kernels = _Kernels(*map(_compile, _EAGER[codec.name]))
+                _run_once(codec, device, num_hosts, kernels)
         except Exception as error:  # noqa: BLE001 - whatever a compiler may lack; the kernels work without it
             lines = [line for line in str(error).splitlines() if line and not line.endswith("raised:")]
             reason = next(iter(lines), type(error).__name__)
@@ -208,25 +211,25 @@ def _run_once(codec: Codec, device: torch.device, num_hosts: int, kernels: _Kern
     """Compile for any number of blocks, wherever they begin in memory: these begin at odd places."""
     num_blocks, rows = 5, max(2, num_hosts)
     width = num_blocks * codec.block_values
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what the compiler could do better is nothing that the user could mend
-        for num_rows in (rows, 1):  # one row alone is another way in which tensors lie
-            values = torch.ones(num_rows * width + 1, device=device)[1:].view(num_rows, width)
-            blocks = _alone(_blocks(codec, values))
-            encoded = torch.zeros(num_rows, codec.encoded_bytes(width), dtype=torch.uint8, device=device)
-            codes, scales = (_alone(part) for part in _parts(codec, encoded))
-            for tensor in (blocks, codes, scales):
-                torch._dynamo.mark_dynamic(tensor, 1)
-                if num_rows > 1:
-                    torch._dynamo.mark_dynamic(tensor, 0)
-            kernels.encode(blocks, codes)
-            kernels.decode(codes, scales, blocks)
-        encoded = torch.zeros(rows, codec.encoded_bytes(width), dtype=torch.uint8, device=device)
-        codes, scales = (_alone(part) for part in _parts(codec, encoded))
-        total = _alone(_blocks(codec, torch.ones(width + 1, device=device)[1:]))
-        for tensor, blocks_dim in ((codes, 1), (scales, 1), (total, 0)):
-            torch._dynamo.mark_dynamic(tensor, blocks_dim)
-        kernels.decode_sum(codes, scales, torch.ones(rows, device=device), total)
+    for num_rows in (rows, 1):  # one row alone is another way in which tensors lie
+        blocks = _blocks(codec, torch.ones(num_rows * width + 1, device=device)[1:].view(num_rows, width))
+        encoded = torch.zeros(num_rows, codec.encoded_bytes(width), dtype=torch.uint8, device=device)
+        codes, scales = _parts(codec, encoded)
+        kernels.decode(*(_any_size(tensor) for tensor in (codes, scales, blocks)))
+        if num_rows == 1:
+            kernels.encode(_any_size(blocks[0]), _any_size(codes[0]))
+        else:
+            weights = torch.ones(rows, device=device)
+            kernels.decode_sum(_any_size(codes, 1), _any_size(scales, 1), weights, _any_size(blocks[1]))
+
+
+def _any_size(tensor: Tensor, first: int = 0) -> Tensor:
+    """Its number of blocks, and of rows from dimension `first` on, is not to be compiled in."""
+    tensor = _alone(tensor)
+    for dim in range(first, tensor.dim() - 2):
+        if tensor.shape[dim] > 1:
+            torch._dynamo.mark_dynamic(tensor, dim)
+    return tensor
 
 
 def _alone(tensor: Tensor) -> Tensor:
