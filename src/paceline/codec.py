@@ -23,10 +23,11 @@ _BLOCKS: dict[CodecName, int] = {
     "bf16": 1,
     "fp16": 1024,
     "int8": 256,
-    "int4": 64,
+    "int4": 4096,
     "powersgd": 1,
     "topk": 4096,
 }
+_SCALES: dict[CodecName, int] = {"fp16": 1, "int8": 1, "int4": 64, "topk": 1}
 _BITS: dict[CodecName, int] = {"bf16": 16, "fp16": 16, "int8": 8, "int4": 4}
 
 Shape = Sequence[int]
@@ -82,8 +83,14 @@ class Codec:
 
     @property
     def block_values(self) -> int:
-        """Values that share a scale; what is encoded together is a multiple of it."""
+        """What is encoded together is a multiple of it."""
         return _BLOCKS[self.name]
+
+    @property
+    def scales_per_block(self) -> int:
+        """How many parts of a block have a scale of their own: value number i of a block belongs to scale number i
+        modulo this. Of int4, 64 values share one."""
+        return _SCALES.get(self.name, 0)
 
     @property
     def kept_values(self) -> int:
@@ -94,9 +101,9 @@ class Codec:
         """Bytes of `num_values` values (a multiple of `block_values`) once encoded. Not for none and powersgd, which
         send floating-point numbers as they are."""
         blocks = num_values // self.block_values
+        scales = blocks * self.scales_per_block * _SCALE_BYTES
         if self.name == "topk":  # per value an 8-bit code and a 12-bit index
-            return blocks * (_SCALE_BYTES + self.kept_values * 5 // 2)
-        scales = 0 if self.name == "bf16" else blocks * _SCALE_BYTES
+            return blocks * (self.kept_values * 5 // 2) + scales
         return num_values * _BITS[self.name] // 8 + scales
 
     def __str__(self) -> str:

@@ -37,13 +37,14 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def error_bound(codec: Codec, values: torch.Tensor) -> torch.Tensor:
     """Half a step of the codes, and what rounding the scale up costs."""
-    largest = values.unflatten(-1, (-1, codec.block_values)).abs().amax(-1, keepdim=True)
+    scales = codec.scales_per_block or 1
+    groups = values.unflatten(-1, (-1, codec.block_values // scales, scales))
+    largest = groups.abs().amax(-2, keepdim=True).expand_as(groups).flatten(-3)
     if codec.name == "bf16":
         return values.abs() * 2**-8
     if codec.name == "fp16":  # 11 bits of each value, or the step of float16's smallest ones
-        return values.abs() * 2**-11 + (largest * 2**-38).expand(*largest.shape[:-1], codec.block_values).flatten(-2)
-    step = largest / {"int8": 127, "int4": 7}[codec.name] * (1 + 2**-6)
-    return (step / 2).expand(*largest.shape[:-1], codec.block_values).flatten(-2)
+        return values.abs() * 2**-11 + largest * 2**-38
+    return largest / {"int8": 127, "int4": 7}[codec.name] * (1 + 2**-6) / 2
 
 
 @each_dense
@@ -72,11 +73,13 @@ def test_zeros_stay_zeros(codec: Codec) -> None:
 
 @each
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
-def test_a_value_that_is_not_finite_spoils_its_block_and_no_other(codec: Codec, bad: float) -> None:
+def test_a_value_that_is_not_finite_spoils_those_that_share_its_scale_and_no_other(codec: Codec, bad: float) -> None:
     values = normal(1, 3 * codec.block_values)
     values[0, codec.block_values + codec.block_values // 3] = bad
     before, hit, after = round_trip(codec, values).view(3, -1)
     assert before.isfinite().all() and after.isfinite().all()
+    hit, *others = hit.view(-1, codec.scales_per_block or 1).roll(-(codec.block_values // 3), 1).unbind(1)
+    assert all(other.isfinite().all() for other in others)
     if codec.name == "topk":  # what is kept of the block
         assert (~hit.isfinite()).sum() == codec.kept_values
     else:
@@ -99,10 +102,10 @@ def test_a_weighted_sum_of_rows(codec: Codec) -> None:
 
 
 def test_a_byte_of_int4_holds_the_two_halves_of_a_block() -> None:
-    values = torch.cat((torch.full((32,), 7.0), torch.full((32,), -7.0)))[None]
+    values = torch.cat((torch.full((2048,), 7.0), torch.full((2048,), -7.0)))[None]
     encoded = encoded_of(Codec(name="int4"), values)
-    assert encoded[0, :32].tolist() == [15 | 1 << 4] * 32
-    assert encoded[0, 32:].view(torch.bfloat16).item() >= 1
+    assert encoded[0, :2048].tolist() == [15 | 1 << 4] * 2048
+    assert (encoded[0, 2048:].view(torch.bfloat16) >= 1).all()
 
 
 @pytest.mark.parametrize("codec", ALL[4:], ids=str)

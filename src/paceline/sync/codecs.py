@@ -4,8 +4,8 @@ A row of encoded bytes is all codes, then a bfloat16 scale per block (bf16 has n
 the largest value of its block has a code, and codes are computed with the rounded scale. Decoding is one multiplication
 of code and scale: the same bits on every machine, compiled or not. A block with a value that isn't finite gets such a
 scale and decodes to values that aren't finite (but for bf16, where each value stands alone); a finite one below 3.3e38
-stays finite. Of int4, a byte holds a value of the first and one of the second half of its block: neighbours stay
-neighbours, so that whole vector registers are packed at once.
+stays finite. Of int4, a byte holds a value of the first and one of the second half of its block, and neighbours have
+different scales: so whole vector registers are compared, scaled and packed at once.
 
 Each kernel is a plain PyTorch function. `prepare` compiles those of a codec for a device; until then, and where that
 fails, they run as they are, with the same result.
@@ -35,7 +35,7 @@ _OPTIONS = {"cpp.vec_isa_ok": True, "compile_threads": 1}
 
 
 def _scales(values: Tensor, largest_code: int) -> Tensor:
-    largest = values.abs().amax((-2, -1), keepdim=True)
+    largest = values.abs().amax((-3, -2), keepdim=True)
     return (largest * (_ROUND_UP / largest_code)).clamp_min(_SMALLEST).to(torch.bfloat16)
 
 
@@ -50,7 +50,7 @@ def _decode_bf16(codes: Tensor, scales: Tensor) -> Tensor:
 
 def _encode_fp16(values: Tensor, codes: Tensor) -> Tensor:
     # the power of two at or below the largest value: codes end below 2**15, where float16 hasn't ended yet
-    largest = values.abs().amax((-2, -1), keepdim=True)
+    largest = values.abs().amax((-3, -2), keepdim=True)
     power = (largest.view(torch.int32) & 0x7F800000).view(torch.float32)
     scales = (power * 2.0**-14).clamp_min(_SMALLEST)
     codes.copy_(values * scales.reciprocal())
@@ -70,22 +70,23 @@ def _decode_scaled(codes: Tensor, scales: Tensor) -> Tensor:
 def _encode_int4(values: Tensor, codes: Tensor) -> Tensor:
     scales = _scales(values, 7)
     per_scale = scales.float().reciprocal()
-    low, high = (torch.round(half * per_scale) for half in values.split(1, -2))
+    low, high = (torch.round(half * per_scale) for half in values.split(1, -3))
     codes.copy_(low + 16 * high + (8 + 16 * 8))  # -7 to 7 are written as 1 to 15
     return scales
 
 
 def _decode_int4(codes: Tensor, scales: Tensor) -> Tensor:
-    shifts = 4 * torch.arange(2, dtype=torch.int32, device=codes.device).view(2, 1)
+    shifts = 4 * torch.arange(2, dtype=torch.int32, device=codes.device).view(2, 1, 1)
     return (((codes.int() >> shifts) & 15) - 8).float() * scales.float()
 
 
 class _Kernels(NamedTuple):
-    """What runs for one codec. A block is seen as its halves (int4) or as one part (the others):
+    """What runs for one codec. A block is seen as its halves (int4) or as one part (the others), and a part as a row
+    for each scale, transposed:
 
-    values   [..., blocks, parts, values of a part]  float32
-    codes    [..., blocks, 1, codes of a block]
-    scales   [..., blocks, 1, 1]                     bfloat16; bf16 has none
+    values   [..., blocks, parts, values of a row, scales]  float32
+    codes    [..., blocks, 1, codes of a row, scales]
+    scales   [..., blocks, 1, 1, scales]                    bfloat16; bf16 has none
     """
 
     encode: Callable[[Tensor, Tensor], Tensor]
@@ -226,7 +227,7 @@ def _run_once(codec: Codec, device: torch.device, num_hosts: int, kernels: _Kern
 def _any_size(tensor: Tensor, first: int = 0) -> Tensor:
     """Its number of blocks, and of rows from dimension `first` on, is not to be compiled in."""
     tensor = _alone(tensor)
-    for dim in range(first, tensor.dim() - 2):
+    for dim in range(first, tensor.dim() - 3):
         if tensor.shape[dim] > 1:
             torch._dynamo.mark_dynamic(tensor, dim)
     return tensor
@@ -245,19 +246,20 @@ def _compiled_for(codec: Codec, values: Tensor) -> _Kernels | None:
 
 
 def _blocks(codec: Codec, values: Tensor) -> Tensor:
-    """`values` [..., width] as [..., blocks, parts, values of a part]."""
-    parts = 2 if codec.name == "int4" else 1
-    return values.unflatten(-1, (-1, parts, codec.block_values // parts))
+    """`values` [..., width] as [..., blocks, parts, values of a row, scales]."""
+    parts, scales = 2 if codec.name == "int4" else 1, codec.scales_per_block or 1
+    return values.unflatten(-1, (-1, parts, codec.block_values // parts // scales, scales))
 
 
 def _parts(codec: Codec, encoded: Tensor) -> tuple[Tensor, Tensor]:
-    """The codes [rows, blocks, 1, codes of a block] and scales [rows, blocks, 1, 1] in `encoded` [rows, bytes]."""
-    block_bytes = codec.encoded_bytes(codec.block_values)
+    """The codes [rows, blocks, 1, codes of a row, scales] and scales [rows, blocks, 1, 1, scales] in `encoded`
+    [rows, bytes]."""
+    block_bytes, num_scales = codec.encoded_bytes(codec.block_values), codec.scales_per_block
     blocks = encoded.shape[1] // block_bytes
-    codes_bytes = blocks * (block_bytes - (0 if codec.name == "bf16" else 2))
+    codes_bytes = blocks * (block_bytes - 2 * num_scales)
     codes = encoded[:, :codes_bytes].view(_CODES[codec.name])
     scales = encoded[:, codes_bytes:].view(torch.bfloat16)
-    return codes.unflatten(1, (blocks, 1, -1)), scales.unflatten(1, (blocks, 1, -1))
+    return codes.unflatten(1, (blocks, 1, -1, num_scales or 1)), scales.unflatten(1, (blocks, 1, 1, num_scales))
 
 
 def _encode_topk(codec: Codec, values: Tensor, out: Tensor) -> None:
@@ -266,7 +268,7 @@ def _encode_topk(codec: Codec, values: Tensor, out: Tensor) -> None:
     places = blocks.abs().topk(codec.kept_values, sorted=False).indices
     kept = blocks.gather(-1, places)
     codes = torch.empty_like(kept, dtype=torch.int8)
-    scales = _encode_int8(kept.unsqueeze(-2), codes.unsqueeze(-2))
+    scales = _encode_int8(kept[..., None, :, None], codes[..., None, :, None])
     first, second = places.unflatten(-1, (-1, 2)).unbind(-1)
     packed = torch.stack((first & 255, first >> 8 | (second & 15) << 4, second >> 4), -1).to(torch.uint8)
     parts = codes.view(torch.uint8), packed, scales.view(torch.uint8)
