@@ -12,7 +12,7 @@ from paceline.errors import InputError
 CodecName = Literal["none", "bf16", "fp16", "int8", "int4", "powersgd", "topk"]
 CODEC_NAMES: tuple[CodecName, ...] = ("none", "bf16", "fp16", "int8", "int4", "powersgd", "topk")
 
-CHUNK_VALUES = 1 << 22
+CHUNK_VALUES = 1 << 23
 """At most so many values travel as one message, so that encoding one overlaps with sending another."""
 HEADER_BYTES = 48
 """What a host says of itself to each other host in each outer round."""
