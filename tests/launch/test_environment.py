@@ -8,7 +8,6 @@ import pytest
 
 from paceline.launch.environment import HostPlan, RunPlan, choose_num_threads, rank_environments, secret_names
 from paceline.strategy import parse_sync
-from paceline.strategy import parse_sync
 
 ALICE = HostPlan(
     name="alice",
@@ -83,13 +82,6 @@ def test_there_is_nothing_else_but_the_gpus_asked_for() -> None:
     extra = [env.keys() - TABLE.keys() for env in all_ranks(PLAN)]
     assert extra == [set(), set(), *[{"CUDA_VISIBLE_DEVICES"}] * 3]
     assert all_ranks(PLAN)[4]["CUDA_VISIBLE_DEVICES"] == "0,2,5", "each rank picks its own by LOCAL_RANK"
-
-
-def test_how_hosts_synchronise_is_told_to_each_rank() -> None:
-    plan = dataclasses.replace(PLAN, sync=parse_sync("streaming:int4:H=30"))
-    told = {env["PACELINE_SYNC"] for env in all_ranks(plan)}
-    assert {str(parse_sync(text)) for text in told} == {"streaming:H=30"}
-    assert all("PACELINE_SYNC" not in env for env in all_ranks(PLAN))
 
 
 def test_how_hosts_synchronise_is_told_to_each_rank() -> None:

@@ -399,9 +399,10 @@ def test_steps_samples_and_waiting_are_counted(two_ranks: RankPool) -> None:
 
 def addresses_listened_on() -> list[str]:
     """Of this rank's store and Gloo sockets, while the run is on: what /proc says of our own descriptors."""
+    before = set(os.listdir("/proc/self/fd"))  # a test before may have left a store of PyTorch's
     run = paceline.init(timeout_s=LIMIT_S)
     inodes = set()
-    for name in os.listdir("/proc/self/fd"):
+    for name in set(os.listdir("/proc/self/fd")) - before:
         try:
             inodes.add(os.readlink(f"/proc/self/fd/{name}").removeprefix("socket:[").removesuffix("]"))
         except OSError:
