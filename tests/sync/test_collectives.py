@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from datetime import timedelta
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -245,6 +248,22 @@ def fail_in_the_pipeline() -> list[str]:
 def test_an_error_reaches_its_future_and_all_later_ones(two_ranks: RankPool) -> None:
     for told in two_ranks.run(fail_in_the_pipeline):
         assert len(told) == 2 and all("no samples" in text for text in told)
+
+
+def limits(hosts: str) -> list[set[timedelta]]:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=77))
+    told = []
+    for is_patient in (False, True):
+        mesh = Mesh.connect(hosts, torch.device("cpu"), is_patient=is_patient)
+        mesh.close()
+        groups = (getattr(mesh._groups, field.name) for field in dataclasses.fields(mesh._groups))
+        told.append({group._get_backend(mesh.device).options._timeout for group in groups if group is not None})
+    return told
+
+
+def test_a_rank_waits_as_long_as_the_script_says(two_ranks: RankPool) -> None:
+    for hosts in (PAIR, "aa"):
+        assert two_ranks.run(limits, hosts) == [[{timedelta(seconds=77)}, {timedelta(minutes=30)}]] * 2
 
 
 def test_one_rank_needs_no_process_group() -> None:

@@ -153,6 +153,22 @@ def test_two_levels(four_ranks: RankPool) -> None:
     assert four_ranks.run(two_by_two) == [True] * 4
 
 
+def hosts_of_one_and_three() -> list[torch.Tensor]:
+    weights = []
+    for text in ("every", "local:H=1"):
+        torch.manual_seed(0)
+        script = Trained("abbb", text, nn.Linear(4, 1))
+        script.step(3)
+        script.sync.finish()
+        weights.append(script.own())
+    return weights
+
+
+def test_a_host_counts_as_much_as_its_ranks(four_ranks: RankPool) -> None:
+    for every, local in four_ranks.run(hosts_of_one_and_three):
+        assert torch.allclose(every, local, atol=1e-6)
+
+
 def evaluation() -> None:
     script = Trained(TWO_HOSTS, "local:H=4")
     script.step(5)

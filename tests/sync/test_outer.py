@@ -314,6 +314,33 @@ def test_weights_that_are_loaded_are_what_all_share() -> None:
     assert after.equal(other)
 
 
+class _Arriving:
+    """A round that notes when it was waited for."""
+
+    arrives_step = 1000
+
+    def __init__(self, waited: list[int]) -> None:
+        self.waited = waited
+
+    def wait(self) -> None:
+        self.waited.append(1)
+
+
+@pytest.mark.parametrize("sync", ["local:H=4", "post-local:H=3:warmup=20"])
+def test_a_resume_while_rounds_are_under_way_waits_for_them_and_forgets_them(sync: str) -> None:
+    def train(mesh: ThreadMesh) -> list[int]:
+        host, waited = Host(mesh, sync), list[int]()
+        for step in range(6):
+            host.step(step)
+        state = host.state()
+        host.engine._rounds = [_Arriving(waited), _Arriving(waited)]  # type: ignore[list-item]
+        host.load(state)
+        assert host.engine._rounds == []
+        return waited
+
+    assert on_hosts(2, train) == [[1, 1], [1, 1]]
+
+
 @pytest.mark.parametrize("sync", ["local:H=4", "streaming:H=6:P=3:tau=2"])
 def test_weights_that_one_rank_alone_loads_are_an_error_that_names_the_hosts(sync: str) -> None:
     def train(mesh: ThreadMesh) -> None:

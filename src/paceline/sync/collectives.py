@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from itertools import zip_longest
 from typing import Any
 
@@ -26,6 +27,7 @@ Weights = Callable[[], Sequence[float]]
 # PyTorch has renamed it and warns of the old name.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _NUM_HEADER_WORDS = HEADER_BYTES // 8
+_PATIENCE = timedelta(minutes=30)
 
 
 class Traffic:
@@ -92,21 +94,29 @@ class Mesh:
         """Which of them this rank is; None when it carries nothing."""
         self.traffic = Traffic()
         self._neighbours = self._ranks[self.host]
-        self._has_neighbours = len(self._neighbours) > 1
+        self.num_neighbours = len(self._neighbours)
+        """Ranks of this host, this one included."""
+        self._has_neighbours = self.num_neighbours > 1
         self._pipeline = Pipeline(5 if self._has_neighbours else 3, device)
         self._scratch = Scratch(device)
 
     @classmethod
-    def connect(cls, host_names: Sequence[str], device: torch.device) -> Mesh:
+    def connect(cls, host_names: Sequence[str], device: torch.device, *, is_patient: bool = False) -> Mesh:
         """Makes the process groups. Every rank of the world calls it, with the same names: the host of each rank, by
-        rank. Ranks with the same host name are taken to share a machine. One rank alone needs no process group."""
+        rank. Ranks with the same host name are taken to share a machine. One rank alone needs no process group.
+
+        A rank gives up on another as late as it does in the world's group; with `is_patient`, because a host may be a
+        whole period ahead, after 30 minutes at the earliest."""
         ranks_by_host: dict[str, list[int]] = {}
         for rank, name in enumerate(host_names):
             ranks_by_host.setdefault(name, []).append(rank)
         if len(host_names) == 1:
             return cls(ranks_by_host, _Groups(), device)
         assert len(host_names) == dist.get_world_size(), "one host name for each rank"
-        return cls(ranks_by_host, _make_groups(list(ranks_by_host.values())), device)
+        timeout = _timeout_of_world(device)
+        if timeout is not None and is_patient:
+            timeout = max(timeout, _PATIENCE)
+        return cls(ranks_by_host, _make_groups(list(ranks_by_host.values()), timeout), device)
 
     def mean(
         self,
@@ -175,7 +185,7 @@ class Mesh:
         """Averages `flat` (as for `mean`) over the ranks of this host, in place, exactly."""
         if not self._has_neighbours:
             return self._done(flat)
-        return self._plain_mean(flat, self._groups.host or self._groups.world, len(self._neighbours), num_bytes=0.0)
+        return self._plain_mean(flat, self._groups.host or self._groups.world, self.num_neighbours, num_bytes=0.0)
 
     def close(self) -> None:
         """Ends the mesh's threads. Its process groups end with the world's."""
@@ -341,7 +351,7 @@ class Mesh:
             yield [self._start(_all_gather, headers, own, num_bytes=num_bytes, group=group)]
             future.set_result(_rows(headers, len(numbers)))
         yield []
-        if len(self._neighbours) > self.lanes:  # somebody here carries nothing across
+        if self.num_neighbours > self.lanes:  # somebody here carries nothing across
             yield [self._start(dist.broadcast, headers, src=self._neighbours[0], group=self._groups.local_share)]
         if self.lane is None:
             future.set_result(_rows(headers, len(numbers)))
@@ -351,12 +361,18 @@ def _rows(headers: torch.Tensor, length: int) -> list[list[int]]:
     return [row[:length] for row in headers.view(-1, _NUM_HEADER_WORDS).tolist()]
 
 
-def _make_groups(ranks: list[list[int]]) -> _Groups:
+def _timeout_of_world(device: torch.device) -> timedelta | None:
+    """What a script has set; a new group would have PyTorch's own. None where this PyTorch doesn't tell."""
+    backend = dist.group.WORLD._get_backend(device)  # type: ignore[union-attr]
+    return getattr(getattr(backend, "options", None), "_timeout", None)
+
+
+def _make_groups(ranks: list[list[int]], timeout: timedelta | None) -> _Groups:
     """Every rank makes all groups, in the same order, and keeps those that it belongs to."""
-    kept: dict[str, Any] = {"world": dist.new_group()}
+    kept: dict[str, Any] = {"world": dist.new_group(timeout=timeout)}
 
     def make(name: str, members: list[int]) -> None:
-        group = dist.new_group(members)
+        group = dist.new_group(members, timeout=timeout)
         if dist.get_rank() in members:
             kept[name] = group
 

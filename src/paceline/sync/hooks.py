@@ -126,7 +126,7 @@ class Sync:
             return
         began_s = time.monotonic()
         with torch.no_grad(), self._as_trained():
-            self._engine.step_ended(num_samples)
+            self._engine.step_ended(num_samples * self._mesh.num_neighbours)
         self._meter.waited(time.monotonic() - began_s)
 
     def synchronize(self) -> None:

@@ -58,7 +58,7 @@ class OuterEngine:
             self._start_from_own_weights()
 
     def step_ended(self, num_samples: int) -> None:
-        """A step was attempted with so many samples on this rank. Begins and ends the rounds that are due.
+        """A step was attempted with so many samples on this host. Begins and ends the rounds that are due.
 
         Raises WorldError when the hosts are not in step, or their shared weights differ.
         """
@@ -117,8 +117,6 @@ class OuterEngine:
         codec lost, and rounds under way belonged to the old ones and are dropped."""
         self._loads += 1
         if self._shared is not None:
-            for pending in self._rounds:
-                pending.wait()
             self._start_from_own_weights()
 
     @contextlib.contextmanager
@@ -181,6 +179,7 @@ class OuterEngine:
     def load_state(self, shared: dict[str, Any], own: dict[str, Any] | None) -> None:
         """Continues from `shared_state` and, on the same rank of the same layout, `own_state`; without it from the
         shared weights. The module holds the shared weights and buffers."""
+        self._drop_rounds()
         self.steps = shared["steps"]
         self._num_samples = 0 if own is None else own["num_samples"]
         if shared["weights"] is None:
@@ -208,6 +207,7 @@ class OuterEngine:
         self._buffers.set_own_values(own["buffers"])
 
     def _start_from_own_weights(self) -> None:
+        self._drop_rounds()
         everything = slice(0, self._weights.num_values)
         device = self._mesh.device
         if self._shared is None:
@@ -225,8 +225,12 @@ class OuterEngine:
         if self.strategy.is_eager:
             self._start.copy_(self._shared)
         self._buffers.take_own()
-        self._rounds = []
         self._samples_before = [self._num_samples] * self.strategy.fragments
+
+    def _drop_rounds(self) -> None:
+        for pending in self._rounds:
+            pending.wait()  # what still arrives would be written over what is done next
+        self._rounds = []
 
     def _value(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         return self._views[parameter].to(parameter.dtype)

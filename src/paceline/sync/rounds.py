@@ -18,7 +18,7 @@ class Header:
     """Attempted so far. All hosts that have not ended are at the same."""
     fragment: int
     num_samples: int
-    """Seen since this fragment's last round: the weight of this host's delta."""
+    """Seen by this host since this fragment's last round: the weight of its delta."""
     has_ended: int
     loads: int
     """How often the script has loaded weights."""

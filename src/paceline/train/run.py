@@ -51,7 +51,7 @@ def init(
     sync        how hosts synchronise: `EveryStep` averages gradients at each step, `Outer` weights every so many
                 steps; what `paceline run --sync` says comes first
     precision   "fp32", "bf16" or "fp16": what `run.autocast()` computes in; weights stay as they are
-    timeout_s   seconds after which a rank that waits for another gives up
+    timeout_s   seconds after which a rank that waits for another gives up; between hosts of an `Outer` at least 1800
     seed        of PyTorch, `random` and `run.batches`: weights are drawn alike on all ranks; data order,
                 augmentation and dropout depend on seed and rank. numpy's global generator is seeded too
                 where numpy is imported before this call; seed a `numpy.random.Generator` yourself

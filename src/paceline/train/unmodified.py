@@ -43,7 +43,7 @@ def build(ddp: DistributedDataParallel, init: Callable[..., None], *args: Any, *
         raise InputError(f"--sync {strategy}: delay_all_reduce_named_params reduces gradients in a way of its own")
     module = args[0] if args else kwargs["module"]
     world = _world(module)
-    mesh = Mesh.connect(_host_names(world), world.device)
+    mesh = Mesh.connect(_host_names(world), world.device, is_patient=isinstance(strategy, Outer))
     meter = _meter(world, mesh)
     fitted = fit(strategy, mesh)
     if isinstance(fitted, Outer):

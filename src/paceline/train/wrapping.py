@@ -40,7 +40,7 @@ def wrap(
 ) -> tuple[DistributedDataParallel, Sync]:
     """The model in DistributedDataParallel, attached to what is left of the strategy on these hosts. Every rank calls
     it; `hosts` names the host of each. Rank 0 says what becomes of a strategy that was asked for."""
-    mesh = Mesh.connect(hosts, world.device)
+    mesh = Mesh.connect(hosts, world.device, is_patient=isinstance(asked.strategy, Outer))
     meter.traffic.append(mesh.traffic)
     if world.rank == 0 and asked.strategy != EXACT:
         print(f"paceline: {hooks.describe(asked.strategy, mesh)} (from {asked.reason})", flush=True)
