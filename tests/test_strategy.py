@@ -65,6 +65,19 @@ def test_no_digit_is_lost_in_print(strategy: Strategy) -> None:
     assert parse_sync(str(strategy)) == strategy
 
 
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        dataclasses.replace(NAMED["eager"], period_steps=200),
+        dataclasses.replace(NAMED["streaming"], period_steps=2, fragments=2, mix=0.0),
+        dataclasses.replace(NAMED["streaming"], period_steps=2, fragments=2, delay_steps=1),
+    ],
+    ids=str,
+)
+def test_a_delay_that_a_name_has_by_chance_is_not_lost_in_print(strategy: Strategy) -> None:
+    assert parse_sync(str(strategy)) == strategy
+
+
 @pytest.mark.parametrize("name", NAMED)
 def test_each_name_stands_for_its_setting(name: str) -> None:
     assert parse_sync(name) == NAMED[name]

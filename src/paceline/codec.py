@@ -150,9 +150,7 @@ def lane_slice(lane: int, num_values: int, lanes: int) -> slice:
 
 def chunk_slices(codec: Codec, num_values: int, num_hosts: int) -> list[slice]:
     """The messages that `num_values` values are sent in; all but the last are whole blocks for each host."""
-    whole = num_hosts * codec.block_values
-    size = max(whole, CHUNK_VALUES // whole * whole)
-    return [slice(start, min(start + size, num_values)) for start in range(0, num_values, size)]
+    return piece_slices(codec, num_values, num_hosts=num_hosts, lanes=1)
 
 
 def piece_slices(codec: Codec, num_values: int, *, num_hosts: int, lanes: int) -> list[slice]:

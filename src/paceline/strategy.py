@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from paceline.codec import (
     CODEC_NAMES,
@@ -154,9 +155,12 @@ class Outer:
 
     def _differing(self, defaults: Outer) -> list[str]:
         fields = [field.name for field in dataclasses.fields(self) if field.name != "period_steps"]
-        if defaults.is_eager == self.is_eager and self.is_eager:
-            fields.remove("delay_steps")
-        return [name for name in fields if getattr(self, name) != getattr(defaults, name)]
+        return [name for name in fields if self._differs(name, defaults)]
+
+    def _differs(self, name: str, defaults: Outer) -> bool:
+        if name == "delay_steps" and (self.is_eager or defaults.is_eager):
+            return self.is_eager != defaults.is_eager  # a whole period, whatever its steps are
+        return getattr(self, name) != getattr(defaults, name)
 
     def _words(self, names: list[str]) -> Iterator[str]:
         for name in names:
@@ -190,7 +194,7 @@ _SHORT = {
     "nesterov": "nesterov",
     "warmup_steps": "warmup",
 }
-_FIELDS = {"H": "period_steps"} | {short: field for field, short in _SHORT.items()}
+_FIELDS = {"H": "period_steps"} | {word: field for field, word in _SHORT.items()}
 _WHOLE = {"period_steps", "fragments", "delay_steps", "warmup_steps"}
 
 
@@ -235,7 +239,7 @@ def _make(name: str, codec: Codec | None, values: dict[str, str]) -> Strategy:
     if name == "every":
         steps = _number("accumulate", values["accumulate"], whole=True) if values else 1
         return EveryStep(codec=codec or Codec(), accumulate_steps=int(steps))
-    changes: dict[str, object] = {} if codec is None else {"codec": codec}
+    changes: dict[str, Any] = {} if codec is None else {"codec": codec}
     for word, value in values.items():
         field = _FIELDS[word]
         number = _number(word, value, whole=field in _WHOLE)
@@ -243,13 +247,11 @@ def _make(name: str, codec: Codec | None, values: dict[str, str]) -> Strategy:
             raise InputError(f"nesterov is {value}; expected 0 or 1")
         changes[field] = bool(number) if field == "nesterov" else number
     default = NAMED[name]
-    if "period_steps" in changes:  # what is a share of the period by default stays one
-        if default.is_eager:
-            changes.setdefault("delay_steps", changes["period_steps"])
-        changes.setdefault("fragments", min(default.fragments, max(1, int(str(changes["period_steps"])))))
-        if not default.is_eager:
-            changes.setdefault("delay_steps", min(default.delay_steps, int(str(changes["period_steps"])) - 1))
-    return dataclasses.replace(default, **changes)  # type: ignore[arg-type]
+    if (period_steps := changes.get("period_steps")) is not None:  # what is a share of the period stays one
+        changes.setdefault("fragments", min(default.fragments, max(1, period_steps)))
+        delay_steps = period_steps if default.is_eager else min(default.delay_steps, period_steps - 1)
+        changes.setdefault("delay_steps", delay_steps)
+    return dataclasses.replace(default, **changes)
 
 
 def _parse_codec(name: str, value: str | None) -> Codec:
