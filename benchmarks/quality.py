@@ -197,9 +197,9 @@ def train_all(entries: list[Entry], results: Results) -> None:
             finally:
                 with changed:
                     running.discard(trial)
+                    changed.notify_all()
                     if not stop.is_set():
                         results.add(trial, found)
-                    changed.notify_all()
 
     with ThreadPoolExecutor() as pool:
         try:
