@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import pathlib
@@ -231,6 +232,21 @@ def test_a_part_that_can_not_be_written_is_the_same_kind_of_error_on_all(
             raise result.error
     assert "failed on rank 1" in str(on_0.error)
     assert not list(tmp_path.glob("disk-0/0*")), "a checkpoint that names parts which are not there"
+
+
+def fail_again_and_again(folder: str) -> list[str]:
+    with training("local:H=2") as one:
+        for step in (1, 2, 3):
+            one.train(1)
+            refusal = OSError(errno.ENOSPC, "No space left on device")
+            with mock.patch("paceline.train.checkpoint.save_file", side_effect=refusal), pytest.raises(CheckpointError):
+                one.run.checkpoint(on_disk(folder), step=step)
+        return sorted(path.name for path in pathlib.Path(on_disk(folder)).glob("parts/*/*"))
+
+
+def test_parts_of_checkpoints_that_failed_do_not_pile_up(two_ranks: RankPool, tmp_path: pathlib.Path) -> None:
+    """They would fill one disk after the other while rank 0's is full."""
+    assert two_ranks.run(fail_again_and_again, str(tmp_path)) == [["000001-step-3"]] * 2
 
 
 def synchronised(sync: str) -> tuple[list[float], list[float], list[float]]:

@@ -100,7 +100,15 @@ def write_own(prepared: Prepared, world: World, folder: Path, *, step: int) -> d
     elif world.rank > 0 and isinstance(prepared.sync.strategy, Outer):  # rank 0's are in the checkpoint
         own["optimizer"] = prepared.optimizer.state_dict()
         own["scaler"] = prepared.precision.state_dict()
-    name = world.on_rank_0("run.checkpoint", lambda: checkpoint.next_name(folder, step=step).encode()).decode()
+
+    def choose() -> bytes:
+        return json.dumps(
+            [checkpoint.next_name(folder, step=step), *(path.name for path in checkpoint.newest_first(folder))]
+        ).encode()
+
+    name, *there = json.loads(world.on_rank_0("run.checkpoint", choose))
+    # What checkpoints that failed, or were killed, have left would fill the disks of the others.
+    parts.remove_others(folder, prepared.training, [name, *there])
     sha256 = world.on_each_rank(
         "run.checkpoint",
         lambda: parts.write(folder, prepared.training, name, world.rank, own),
