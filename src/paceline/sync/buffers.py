@@ -1,28 +1,29 @@
-"""Buffers that training changes (BatchNorm's running statistics), averaged over hosts once per period."""
+"""Buffers that training may change (BatchNorm's running statistics), averaged over hosts once per period."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _NormBase
 
 from paceline.codec import PLAIN
 from paceline.sync.collectives import Mesh
+
+_MOST_VALUES = 1 << 16
 
 
 class SharedBuffers:
     """The buffers of a module on this rank, and what all hosts share in their place.
 
-    Buffers that never change, masks and tables, are never sent. Whole numbers (how many batches BatchNorm has seen)
-    are averaged too and rounded: where all hosts hold the same number it stays.
+    Which ones is a matter of the model alone, so that all hosts send the same: all of normalisation layers, and others
+    of up to 65,536 values. Larger ones are masks and tables, as a rule; each host keeps its own. Whole numbers (how
+    many batches BatchNorm has seen) are averaged too and rounded: where all hosts hold the same number it stays.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
+        self._places = [(part, name) for part in module.modules() for name in part._buffers if _is_shared(part, name)]
         self._shared: list[torch.Tensor] = []
-        self._changing: list[int] = []
-        """Indices of those that have changed in training. The same on all hosts, which do the same."""
         self._mean: torch.futures.Future[torch.Tensor] | None = None
 
     def take_own(self) -> None:
@@ -31,12 +32,9 @@ class SharedBuffers:
         self._mean = None
 
     def send(self, mesh: Mesh, weights: Callable[[], list[float]]) -> None:
-        """Begins to average those that change; `weights` as for `Mesh.mean`."""
-        own = self._own()
-        differ = [i for i, (mine, shared) in enumerate(zip(own, self._shared, strict=True)) if not mine.equal(shared)]
-        self._changing = sorted({*self._changing, *differ})
-        if self._changing:
-            row = torch.cat([own[index].reshape(-1).float() for index in self._changing])
+        """Begins to average them; `weights` as for `Mesh.mean`."""
+        if self._places:
+            row = torch.cat([buffer.reshape(-1).float() for buffer in self._own()])
             self._mean = mesh.mean(row, codec=PLAIN, sum_local=False, weights=weights)
 
     def receive(self, *, adopt: bool) -> None:
@@ -44,13 +42,11 @@ class SharedBuffers:
         if self._mean is None:
             return
         row, self._mean = self._mean.wait(), None
-        if not adopt:
-            return
         own = self._own()
-        for index, mean in zip(self._changing, row.split([own[i].numel() for i in self._changing]), strict=True):
-            value = mean.view_as(own[index])
-            self._shared[index].copy_(value if own[index].is_floating_point() else value.round())
-            own[index].copy_(self._shared[index])
+        if adopt:
+            for buffer, shared, mean in zip(own, self._shared, row.split([b.numel() for b in own]), strict=True):
+                shared.copy_((mean if shared.is_floating_point() else mean.round()).view_as(shared))
+                buffer.copy_(shared)
 
     def shared_value(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """What all share in place of this buffer of the module; None for another tensor."""
@@ -73,20 +69,22 @@ class SharedBuffers:
         for buffer, value in zip(self._own(), values, strict=True):
             buffer.copy_(value)
 
-    def pending_state(self) -> dict[str, Any]:
+    def pending_state(self) -> torch.Tensor | None:
         """What is under way, waited for, as it is kept in a checkpoint."""
-        return {"changing": self._changing, "mean": None if self._mean is None else self._mean.wait()}
+        return None if self._mean is None else self._mean.wait()
 
-    def load_pending_state(self, state: dict[str, Any]) -> None:
-        self._changing = list(state["changing"])
-        if state["mean"] is not None:
+    def load_pending_state(self, mean: torch.Tensor | None) -> None:
+        if mean is not None:
             self._mean = torch.futures.Future()
-            self._mean.set_result(state["mean"])
+            self._mean.set_result(mean)
 
     def _own(self) -> list[torch.Tensor]:
         # Looked up anew: a module may put another tensor in a buffer's place.
-        return [buffer for buffer in self._module.buffers() if _is_number(buffer)]
+        return [part.get_buffer(name) for part, name in self._places]
 
 
-def _is_number(buffer: torch.Tensor) -> bool:
-    return buffer.dtype != torch.bool and not buffer.is_complex()
+def _is_shared(part: torch.nn.Module, name: str) -> bool:
+    buffer = part._buffers[name]
+    if buffer is None or buffer.dtype == torch.bool or buffer.is_complex() or name in part._non_persistent_buffers_set:
+        return False
+    return isinstance(part, _NormBase) or buffer.numel() <= _MOST_VALUES

@@ -64,8 +64,8 @@ class OuterEngine:
         """
         self.steps += 1
         self._num_samples += num_samples
-        if self.steps <= self.strategy.warmup_steps:
-            if self.steps == self.strategy.warmup_steps:
+        if self._shared is None:
+            if not self.averages_gradients:  # the last step of the warm-up, or one without a forward pass before it
                 self._start_from_own_weights()
             return
         while self._rounds and self._rounds[0].arrives_step <= self.steps:
@@ -98,6 +98,7 @@ class OuterEngine:
         if self._has_ended:
             return
         self._has_ended = True
+        self.begin()  # a host without any data takes part too
         if self._shared is None:
             return
         self._drain()
