@@ -136,7 +136,7 @@ class Outer:
 
         buckets            shapes of the weights; how they are grouped makes no difference here
         lanes              ranks per host that share the work: the smallest number of ranks on a host
-        num_buffer_values  values in buffers that `sync.buffers` averages once per period, BatchNorm's statistics above all
+        num_buffer_values  values in buffers that are averaged once per period, above all BatchNorm's statistics
         """
         if num_hosts == 1:
             return 0.0

@@ -28,7 +28,7 @@ _ROUND_UP = 1 + 2**-8 + 2**-15
 """Times this, a float32 that is rounded to the nearest bfloat16 is not below where it started."""
 _SMALLEST = 2.0**-126
 """The least scale: its reciprocal is finite, so that a block of zeros needs no care."""
-_COMPILED_FROM_VALUES = 1 << 16
+COMPILED_FROM_VALUES = 1 << 16
 """A row of fewer values is encoded sooner than the checks before a compiled kernel are done (0.1 ms)."""
 _OPTIONS = {"cpp.vec_isa_ok": True, "compile_threads": 1}
 """PyTorch would try the compiler on each kind of vector instruction first (17 s), and start processes that help."""
@@ -240,7 +240,7 @@ def _alone(tensor: Tensor) -> Tensor:
 
 
 def _compiled_for(codec: Codec, values: Tensor) -> _Kernels | None:
-    if values.shape[-1] < _COMPILED_FROM_VALUES:
+    if values.shape[-1] < COMPILED_FROM_VALUES:
         return None
     return _compiled.get((codec.name, values.device.type))
 

@@ -66,9 +66,11 @@ def attach(
             hint="use torch.autocast in its place, or leave --sync out",
         )
     sync = Sync(ddp, strategy, mesh, meter, counts_steps=counts_steps)
-    told = codecs.prepare(strategy.codec, mesh.device, mesh.num_hosts)
-    if told is not None and mesh.rank == 0:
-        print(f"paceline: {told}", flush=True)
+    num_values = sum(parameter.numel() for parameter in ddp.parameters())
+    if num_values >= codecs.COMPILED_FROM_VALUES * mesh.num_hosts:  # else no message is long enough to gain by it
+        told = codecs.prepare(strategy.codec, mesh.device, mesh.num_hosts)
+        if told is not None and mesh.rank == 0:
+            print(f"paceline: {told}", flush=True)
     return sync
 
 
