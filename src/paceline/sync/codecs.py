@@ -196,7 +196,7 @@ def prepare(codec: Codec, device: torch.device, num_hosts: int) -> str | None:
         except Exception as error:  # noqa: BLE001 - whatever a compiler may lack; the kernels work without it
             lines = [line for line in str(error).splitlines() if line and not line.endswith("raised:")]
             reason = next(iter(lines), type(error).__name__)
-            _prepared[key] = f"{codec} runs uncompiled on the {device.type}, some times slower: {reason}"
+            _prepared[key] = f"{codec} runs uncompiled on the {device.type}, several times slower: {reason}"
         else:
             _compiled[key[:2]] = kernels
             _prepared[key] = f"{codec} compiled for the {device.type} in {time.monotonic() - began_s:.1f} s"
