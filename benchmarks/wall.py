@@ -38,7 +38,7 @@ ROWS = (
     "compute,ddp,ddp-fp16,every,every:bf16,every:int8,every:int4,every:topk=0.01,every:powersgd=4,local:H=8,"
     "diloco:H=30:int8,diloco:H=100:int8,streaming:H=30,eager:H=30,sparseloco:H=30,codec:int8,codec:int4"
 )
-OTHERS = {"compute", "ddp", "ddp-fp16", "codec:int8", "codec:int4"}
+NO_STRATEGY = {"compute", "ddp", "ddp-fp16", "codec:int8", "codec:int4"}
 """What is no `--sync` text."""
 PEERS = {"accelerate:H=8": "accelerate", "torchft:H=8": "torchft", "horovod": "horovod.torch"}
 """Other projects' rows, as in `wall_peer.py`, and what they import."""
@@ -63,7 +63,7 @@ def choose_rows(text: str) -> list[str]:
     """Those asked for, compute first. Raises InputError."""
     rows = ["compute", *(row for row in text.split(",") if row != "compute")]
     for row in rows:
-        if row not in OTHERS:
+        if row not in NO_STRATEGY:
             parse_sync(row)
     return rows
 
@@ -167,7 +167,7 @@ def expected_step_s(row: str, arguments: argparse.Namespace, rate_bytes_per_s: f
     first layer of the backward pass on, rounds that are waited for or travel while training goes on."""
     if row in ("ddp", "ddp-fp16"):
         row = "every" if row == "ddp" else "every:bf16"
-    if row in OTHERS or row in PEERS:
+    if row in NO_STRATEGY or row in PEERS:
         return None
     strategy = parse_sync(row)
     layers = [layer_shape(arguments.model_bytes)] * NUM_LAYERS

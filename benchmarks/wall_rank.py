@@ -31,7 +31,7 @@ from paceline.sync.hooks import attach
 from paceline.sync.meter import Meter
 
 CODEC = "codec:"
-OTHERS = {"compute", "ddp", "ddp-fp16"}
+PLAIN_ROWS = {"compute", "ddp", "ddp-fp16"}
 FIRST_PORT = 29600
 TIMEOUT_S = 300.0
 PACED_STEPS = 2
@@ -68,7 +68,7 @@ def trial_of(row: str, emulated: EmulatedModel, mesh: Mesh) -> Iterator[Trial]:
     options = {"gradient_as_bucket_view": True, "init_sync": False}
     if row == "compute":
         yield Trial(DistributedDataParallel(emulated, process_group=mesh.host_group, **options))
-    elif row in OTHERS:
+    elif row in PLAIN_ROWS:
         model = DistributedDataParallel(emulated, **options)
         if row == "ddp-fp16":
             model.register_comm_hook(None, fp16_compress_hook)
@@ -179,7 +179,7 @@ def compile_kernels(plan: dict[str, Any]) -> None:
     is_first = os.environ["RANK"] == "0"
     while not is_first and not notes.exists():
         time.sleep(0.1)
-    codecs = dict.fromkeys(parse_codec(row) for row in plan["rows"] if row not in OTHERS)
+    codecs = dict.fromkeys(parse_codec(row) for row in plan["rows"] if row not in PLAIN_ROWS)
     lines = [
         line
         for codec in codecs

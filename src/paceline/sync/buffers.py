@@ -54,13 +54,10 @@ class SharedBuffers:
         return next((shared for mine, shared in own if mine is tensor), None)
 
     def swap_in(self) -> list[torch.Tensor]:
-        """Gives the module the shared values; what it had is for `put_back`."""
+        """Gives the module the shared values; what it had is for `set_own_values`."""
         own = self.own_values()
         self.set_own_values(self._shared)
         return own
-
-    def put_back(self, own: list[torch.Tensor]) -> None:
-        self.set_own_values(own)
 
     def own_values(self) -> list[torch.Tensor]:
         return [buffer.detach().clone() for buffer in self._own()]

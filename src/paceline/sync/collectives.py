@@ -71,7 +71,7 @@ class _Mean:
 class Mesh:
     """The ranks of the world, by host. Every rank calls `mean` and `exchange` in the same order, from one thread.
 
-    On GPUs it needs NCCL, and holds up to five communicators, made when they are first used; written for streams, and
+    On GPUs it needs NCCL, and holds up to six communicators, made when they are first used; written for streams, and
     not tested on GPUs so far.
     """
 

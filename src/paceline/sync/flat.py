@@ -23,9 +23,9 @@ class FlatWeights:
         return self._starts[-1]
 
     @property
-    def is_float32(self) -> bool:
-        """Whether the weights are already of the precision that outer arithmetic is done in."""
-        return all(parameter.dtype == torch.float32 for parameter in self.parameters)
+    def everything(self) -> slice:
+        """The whole row."""
+        return slice(0, self.num_values)
 
     def read(self, part: slice, out: torch.Tensor) -> None:
         """Copies the values of `part` into `out`, which has as many."""

@@ -23,7 +23,7 @@ from paceline.strategy import Outer
 from paceline.sync.buffers import SharedBuffers
 from paceline.sync.collectives import Mesh
 from paceline.sync.flat import FlatWeights, checksum
-from paceline.sync.rounds import Header, Round, require_agreement
+from paceline.sync.rounds import Header, Round
 
 
 class OuterEngine:
@@ -87,8 +87,7 @@ class OuterEngine:
         self._drain()
         for fragment in range(self.strategy.fragments):
             self._finish_round(self._begin_round(fragment, arrives_step=self.steps))
-        everything = slice(0, self._weights.num_values)
-        self._weights.write(everything, self._shared)
+        self._weights.write(self._weights.everything, self._shared)
         if self.strategy.is_eager:
             self._start.copy_(self._shared)
 
@@ -102,15 +101,14 @@ class OuterEngine:
         if self._shared is None:
             return
         self._drain()
-        everything = slice(0, self._weights.num_values)
         unshared = torch.empty_like(self._shared)
-        self._weights.read(everything, unshared)
+        self._weights.read(self._weights.everything, unshared)
         torch.sub(self._start, unshared, out=unshared)
         while (leader := self._serve()) is not None:
             self._finish_round(leader)
         # The shared weights have moved meanwhile, and what was learned here counts from where they are now.
         self._start.copy_(self._shared)
-        self._weights.write(everything, torch.sub(self._shared, unshared, out=unshared))
+        self._weights.write(self._weights.everything, torch.sub(self._shared, unshared, out=unshared))
         self.synchronize()
 
     def weights_loaded(self) -> None:
@@ -137,7 +135,7 @@ class OuterEngine:
             for parameter, data in own.items():
                 parameter.data = data
             if own_buffers is not None:
-                self._buffers.put_back(own_buffers)
+                self._buffers.set_own_values(own_buffers)
 
     def shared_value(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """What all hosts share in place of a parameter or buffer of the module; None where it is the tensor itself,
@@ -168,7 +166,7 @@ class OuterEngine:
         for pending in self._rounds:
             pending.wait()  # what the codec loses is known then
         weights = torch.empty_like(self._shared)
-        self._weights.read(slice(0, self._weights.num_values), weights)
+        self._weights.read(self._weights.everything, weights)
         return {
             "num_samples": self._num_samples,
             "samples_before": self._samples_before,
@@ -196,7 +194,7 @@ class OuterEngine:
             self._momentum.copy_(shared["momentum"])
         self._rounds = [self._round_from(state) for state in shared["rounds"]]
         own_weights = shared["weights"] if own is None else own["host"]["weights"]
-        self._weights.write(slice(0, self._weights.num_values), own_weights)
+        self._weights.write(self._weights.everything, own_weights)
         if own is None:
             self._samples_before = [0] * self.strategy.fragments
             return
@@ -209,17 +207,16 @@ class OuterEngine:
 
     def _start_from_own_weights(self) -> None:
         self._drop_rounds()
-        everything = slice(0, self._weights.num_values)
         device = self._mesh.device
         if self._shared is None:
-            self._shared = torch.empty(everything.stop, device=device)
+            self._shared = torch.empty(self._weights.num_values, device=device)
             self._delta = torch.empty_like(self._shared)
             self._views = self._weights.views(self._shared)
             self._momentum = torch.empty_like(self._shared) if self.strategy.momentum else None
             self._residual = torch.empty_like(self._shared) if self.strategy.error_feedback else None
             # Of an eager host only: where its own weights started from after the last round.
             self._start = torch.empty_like(self._shared) if self.strategy.is_eager else self._shared
-        self._weights.read(everything, self._shared)
+        self._weights.read(self._weights.everything, self._shared)
         for state in (self._momentum, self._residual):
             if state is not None:
                 state.zero_()
@@ -272,8 +269,7 @@ class OuterEngine:
             if self._residual is not None:
                 residual = self._residual[piece].mul_(self.strategy.error_feedback)
             self._send(started, piece, residual)
-        if fragment == self.strategy.fragments - 1:
-            self._buffers.send(self._mesh, started.shares)
+        self._send_buffers(started)
         return started
 
     def _serve(self) -> Round | None:
@@ -287,8 +283,7 @@ class OuterEngine:
         for piece in self._pieces(served.fragment):
             self._delta[piece].zero_()
             self._send(served, piece, residual=None)
-        if served.fragment == self.strategy.fragments - 1:
-            self._buffers.send(self._mesh, served.shares)
+        self._send_buffers(served)
         return served
 
     def _send(self, started: Round, piece: slice, residual: torch.Tensor | None) -> None:
@@ -297,20 +292,25 @@ class OuterEngine:
         )
         started.pieces.append((piece, mean))
 
+    def _carries_buffers(self, exchange: Round) -> bool:
+        """Once per period: with the last fragment."""
+        return exchange.fragment == self.strategy.fragments - 1
+
+    def _send_buffers(self, started: Round) -> None:
+        if self._carries_buffers(started):
+            self._buffers.send(self._mesh, started.shares)
+
     def _finish_round(self, arrived: Round) -> None:
         """Waits for the mean delta, and moves the shared weights and, towards them, this rank's own."""
         assert self._shared is not None
-        if arrived.headers is not None:
-            headers = arrived.told()
-            require_agreement(headers, self._mesh.hosts)
-            arrived.trained = any(header.num_samples for header in headers)
+        arrived.check(self._mesh.hosts)
         for piece, mean in arrived.pieces:
             gradient = mean.wait()
             if arrived.trained:
                 self._outer_step(piece, gradient)
             if not self.strategy.is_eager and not self._has_ended:
                 self._approach_shared(piece)
-        if arrived.fragment == self.strategy.fragments - 1:
+        if self._carries_buffers(arrived):
             self._buffers.receive(adopt=arrived.trained)
 
     def _outer_step(self, piece: slice, gradient: torch.Tensor) -> None:
@@ -353,17 +353,13 @@ class OuterEngine:
 
     def _round_state(self, pending: Round) -> dict[str, Any]:
         pending.wait()
-        if pending.headers is not None:
-            headers = pending.told()
-            require_agreement(headers, self._mesh.hosts)
-            pending.trained = any(header.num_samples for header in headers)
-        has_buffers = pending.fragment == self.strategy.fragments - 1
+        pending.check(self._mesh.hosts)
         return {
             "fragment": pending.fragment,
             "arrives_step": pending.arrives_step,
             "trained": pending.trained,
             "mean": self._delta[self._slice(pending.fragment)],
-            "buffers": self._buffers.pending_state() if has_buffers else None,
+            "buffers": self._buffers.pending_state() if self._carries_buffers(pending) else None,
         }
 
     def _round_from(self, state: dict[str, Any]) -> Round:

@@ -53,6 +53,13 @@ class Round:
         total = sum(samples)
         return [count / total for count in samples] if total else [0.0] * len(samples)
 
+    def check(self, hosts: Sequence[str]) -> None:
+        """Finds out whether any host has trained. Raises WorldError where the hosts are not in agreement."""
+        if self.headers is not None:
+            headers = self.told()
+            require_agreement(headers, hosts)
+            self.trained = any(header.num_samples for header in headers)
+
     def wait(self) -> None:
         for _, mean in self.pieces:
             mean.wait()
