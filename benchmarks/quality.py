@@ -41,7 +41,7 @@ from paceline.errors import PacelineError
 from paceline.lab import Lab, format_rate
 from paceline.strategy import Outer, parse_sync
 
-LRS = {"gpt": (1e-3, 2e-3, 4e-3), "digits": (2e-3, 4e-3, 8e-3)}
+LRS = {"gpt": (4e-3, 8e-3, 1.6e-2), "digits": (2e-3, 4e-3, 8e-3)}
 OUTER_LRS = (0.4, 0.7, 1.0)  # of those that have momentum; plain averaging has nothing to tune
 NUM_SEEDS = 3
 LIMIT_S = 3600.0

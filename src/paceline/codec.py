@@ -22,12 +22,12 @@ _BLOCKS: dict[CodecName, int] = {
     "none": 1,
     "bf16": 1,
     "fp16": 1024,
-    "int8": 256,
-    "int4": 4096,
+    "int8": 512,
+    "int4": 128,
     "powersgd": 1,
     "topk": 4096,
 }
-_SCALES: dict[CodecName, int] = {"fp16": 1, "int8": 1, "int4": 64, "topk": 1}
+_SCALES: dict[CodecName, int] = {"fp16": 1, "int8": 2, "int4": 2, "topk": 1}  # two: rows are whole 32-bit words
 _BITS: dict[CodecName, int] = {"bf16": 16, "fp16": 16, "int8": 8, "int4": 4}
 
 Shape = Sequence[int]
@@ -88,9 +88,13 @@ class Codec:
 
     @property
     def scales_per_block(self) -> int:
-        """How many parts of a block have a scale of their own: value number i of a block belongs to scale number i
-        modulo this. Of int4, 64 values share one."""
+        """How many groups of neighbours a block has: each has a scale of its own."""
         return _SCALES.get(self.name, 0)
+
+    @property
+    def group_values(self) -> int:
+        """Neighbours that share a scale."""
+        return self.block_values // (self.scales_per_block or 1)
 
     @property
     def kept_values(self) -> int:

@@ -1,4 +1,5 @@
 import warnings
+from typing import Literal
 
 import pytest
 import torch
@@ -37,9 +38,8 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def error_bound(codec: Codec, values: torch.Tensor) -> torch.Tensor:
     """Half a step of the codes, and what rounding the scale up costs."""
-    scales = codec.scales_per_block or 1
-    groups = values.unflatten(-1, (-1, codec.block_values // scales, scales))
-    largest = groups.abs().amax(-2, keepdim=True).expand_as(groups).flatten(-3)
+    groups = values.unflatten(-1, (-1, codec.group_values))
+    largest = groups.abs().amax(-1, keepdim=True).expand_as(groups).flatten(-2)
     if codec.name == "bf16":
         return values.abs() * 2**-8
     if codec.name == "fp16":  # 11 bits of each value, or the step of float16's smallest ones
@@ -74,12 +74,10 @@ def test_zeros_stay_zeros(codec: Codec) -> None:
 @each
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
 def test_a_value_that_is_not_finite_spoils_those_that_share_its_scale_and_no_other(codec: Codec, bad: float) -> None:
-    values = normal(1, 3 * codec.block_values)
-    values[0, codec.block_values + codec.block_values // 3] = bad
-    before, hit, after = round_trip(codec, values).view(3, -1)
-    assert before.isfinite().all() and after.isfinite().all()
-    hit, *others = hit.view(-1, codec.scales_per_block or 1).roll(-(codec.block_values // 3), 1).unbind(1)
-    assert all(other.isfinite().all() for other in others)
+    values = normal(1, 4 * codec.block_values)
+    values[0, codec.group_values + codec.group_values // 3] = bad
+    before, hit, *after = round_trip(codec, values).view(-1, codec.group_values)
+    assert before.isfinite().all() and all(group.isfinite().all() for group in after)
     if codec.name == "topk":  # what is kept of the block
         assert (~hit.isfinite()).sum() == codec.kept_values
     else:
@@ -101,11 +99,17 @@ def test_a_weighted_sum_of_rows(codec: Codec) -> None:
     assert torch.allclose(out, weights @ round_trip(codec, values), atol=1e-6)
 
 
-def test_a_byte_of_int4_holds_the_two_halves_of_a_block() -> None:
-    values = torch.cat((torch.full((2048,), 7.0), torch.full((2048,), -7.0)))[None]
-    encoded = encoded_of(Codec(name="int4"), values)
-    assert encoded[0, :2048].tolist() == [15 | 1 << 4] * 2048
-    assert (encoded[0, 2048:].view(torch.bfloat16) >= 1).all()
+@pytest.mark.parametrize(("name", "bits", "words"), [("int8", 8, 64), ("int4", 4, 8)])
+def test_a_word_holds_a_value_of_each_part_of_its_group(name: Literal["int8", "int4"], bits: int, words: int) -> None:
+    parts, top = 32 // bits, 2 ** (bits - 1) - 1
+    first_of_each = [top, -top, *range(2 - parts, 0)]
+    group = torch.tensor(first_of_each, dtype=torch.float32).repeat_interleave(words)
+    encoded = encoded_of(Codec(name=name), group.repeat(2)[None])  # both groups of a block
+    scales = encoded[0, 2 * words * 4 :].view(torch.bfloat16).float()
+    assert len(scales) == 2 and (scales >= 1).all() and (scales < 1.01).all()
+    codes = [round(value / scales[0].item()) for value in first_of_each]
+    word = sum((code % 2**bits) << bits * place for place, code in enumerate(codes))
+    assert (encoded[0, : 2 * words * 4].view(torch.int32).long() % 2**32 == word).all()
 
 
 @pytest.mark.parametrize("codec", ALL[4:], ids=str)

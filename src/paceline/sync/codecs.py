@@ -1,11 +1,14 @@
 """How values become bytes for the wire, and back: the kernels of bf16, fp16, int8, int4 and topk.
 
-A row of encoded bytes is all codes, then a bfloat16 scale per block (bf16 has none). The scale is rounded up, so that
-the largest value of its block has a code, and codes are computed with the rounded scale. Decoding is one multiplication
-of code and scale: the same bits on every machine, compiled or not. A block with a value that isn't finite gets such a
-scale and decodes to values that aren't finite (but for bf16, where each value stands alone); a finite one below 3.3e38
-stays finite. Of int4, a byte holds a value of the first and one of the second half of its block, and neighbours have
-different scales: so whole vector registers are compared, scaled and packed at once.
+A row of encoded bytes is all codes, then a bfloat16 scale per group of neighbours (bf16 has none). The scale is rounded
+up, so that the largest value of its group has a code, and codes are computed with the rounded scale. Decoding is one
+multiplication of code and scale: the same bits on every machine, compiled or not. A group with a value that isn't
+finite gets such a scale and decodes to values that aren't finite (but for bf16, where each value stands alone); a
+finite one below 3.3e38 stays finite.
+
+Codes of int8 and int4 are signed and lie in 32-bit words: a word holds one value of each quarter (int8) or eighth
+(int4) of its group, so that whole vector registers are scaled, rounded and shifted into place. The words are declared
+as float32, the one type that PyTorch's compiler loads at full speed with AVX2 (int32 or int8: four times slower).
 
 Each kernel is a plain PyTorch function. `prepare` compiles those of a codec for a device; until then, and where that
 fails, they run as they are, with the same result.
@@ -35,13 +38,13 @@ _OPTIONS = {"cpp.vec_isa_ok": True, "compile_threads": 1}
 
 
 def _scales(values: Tensor, largest_code: int) -> Tensor:
-    largest = values.abs().amax((-3, -2), keepdim=True)
+    largest = values.abs().amax((-2, -1), keepdim=True)
     return (largest * (_ROUND_UP / largest_code)).clamp_min(_SMALLEST).to(torch.bfloat16)
 
 
 def _encode_bf16(values: Tensor, codes: Tensor) -> Tensor:
     codes.copy_(values)
-    return values.new_empty(0, dtype=torch.bfloat16)
+    return values.new_empty(0, 1, 1, dtype=torch.bfloat16)
 
 
 def _decode_bf16(codes: Tensor, scales: Tensor) -> Tensor:
@@ -50,43 +53,41 @@ def _decode_bf16(codes: Tensor, scales: Tensor) -> Tensor:
 
 def _encode_fp16(values: Tensor, codes: Tensor) -> Tensor:
     # the power of two at or below the largest value: codes end below 2**15, where float16 hasn't ended yet
-    largest = values.abs().amax((-3, -2), keepdim=True)
+    largest = values.abs().amax((-2, -1), keepdim=True)
     power = (largest.view(torch.int32) & 0x7F800000).view(torch.float32)
     scales = (power * 2.0**-14).clamp_min(_SMALLEST)
     codes.copy_(values * scales.reciprocal())
     return scales.to(torch.bfloat16)
 
 
-def _encode_int8(values: Tensor, codes: Tensor) -> Tensor:
-    scales = _scales(values, 127)
-    codes.copy_(torch.round(values * scales.float().reciprocal()))
-    return scales
-
-
-def _decode_scaled(codes: Tensor, scales: Tensor) -> Tensor:
+def _decode_fp16(codes: Tensor, scales: Tensor) -> Tensor:
     return codes.float() * scales.float()
 
 
-def _encode_int4(values: Tensor, codes: Tensor) -> Tensor:
-    scales = _scales(values, 7)
-    per_scale = scales.float().reciprocal()
-    low, high = (torch.round(half * per_scale) for half in values.split(1, -3))
-    codes.copy_(low + 16 * high + (8 + 16 * 8))  # -7 to 7 are written as 1 to 15
-    return scales
+def _words(bits: int) -> tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]:
+    """How codes of so many bits are written into words, and read."""
 
+    def encode(values: Tensor, codes: Tensor) -> Tensor:
+        scales = _scales(values, 2 ** (bits - 1) - 1)
+        rounded = torch.round(values * scales.float().reciprocal()).to(torch.int32) & (2**bits - 1)
+        shifted = [part << bits * place for place, part in enumerate(rounded.split(1, -2))]
+        codes.copy_(functools.reduce(torch.bitwise_or, shifted).view(torch.float32))
+        return scales
 
-def _decode_int4(codes: Tensor, scales: Tensor) -> Tensor:
-    shifts = 4 * torch.arange(2, dtype=torch.int32, device=codes.device).view(2, 1, 1)
-    return (((codes.int() >> shifts) & 15) - 8).float() * scales.float()
+    def decode(codes: Tensor, scales: Tensor) -> Tensor:
+        # up to the word's end, which drops the codes above it, and back down, which brings its sign along
+        up = torch.arange(32 - bits, -1, -bits, dtype=torch.int32, device=codes.device).view(-1, 1)
+        return (codes.view(torch.int32) << up >> (32 - bits)).float() * scales.float()
+
+    return encode, decode
 
 
 class _Kernels(NamedTuple):
-    """What runs for one codec. A block is seen as its halves (int4) or as one part (the others), and a part as a row
-    for each scale, transposed:
+    """What runs for one codec. A group is seen as its quarters (int8), eighths (int4) or as one part (the others):
 
-    values   [..., blocks, parts, values of a row, scales]  float32
-    codes    [..., blocks, 1, codes of a row, scales]
-    scales   [..., blocks, 1, 1, scales]                    bfloat16; bf16 has none
+    values   [..., groups, parts, values of a part]  float32
+    codes    [..., groups, 1, words]
+    scales   [..., groups, 1, 1]                     bfloat16; bf16 has none
     """
 
     encode: Callable[[Tensor, Tensor], Tensor]
@@ -111,15 +112,15 @@ def _kernels(encode: Callable[[Tensor, Tensor], Tensor], decode: Callable[[Tenso
 
 _EAGER: dict[CodecName, _Kernels] = {
     "bf16": _kernels(_encode_bf16, _decode_bf16),
-    "fp16": _kernels(_encode_fp16, _decode_scaled),
-    "int8": _kernels(_encode_int8, _decode_scaled),
-    "int4": _kernels(_encode_int4, _decode_int4),
+    "fp16": _kernels(_encode_fp16, _decode_fp16),
+    "int8": _kernels(*_words(8)),
+    "int4": _kernels(*_words(4)),
 }
 _CODES: dict[CodecName, torch.dtype] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
-    "int8": torch.int8,
-    "int4": torch.uint8,
+    "int8": torch.float32,
+    "int4": torch.float32,
 }
 _compiled: dict[tuple[CodecName, str], _Kernels] = {}
 _prepared: dict[tuple[CodecName, str, int], str] = {}
@@ -135,12 +136,12 @@ def encode(codec: Codec, values: Tensor, out: Tensor) -> None:
     if codec.name == "topk":
         _encode_topk(codec, values, out)
         return
-    blocks, (codes, scales) = _blocks(codec, values), _parts(codec, out)
+    groups, (codes, scales) = _groups(codec, values), _parts(codec, out)
     if (kernels := _compiled_for(codec, values)) is None:
-        scales.copy_(_EAGER[codec.name].encode(blocks, codes))
+        scales.copy_(_EAGER[codec.name].encode(groups, codes))
         return
     for row in range(len(values)):
-        scales[row].copy_(kernels.encode(_alone(blocks[row]), _alone(codes[row])))
+        scales[row].copy_(kernels.encode(_alone(groups[row]), _alone(codes[row])))
 
 
 @torch.no_grad()
@@ -151,11 +152,11 @@ def decode(codec: Codec, encoded: Tensor, out: Tensor) -> None:
         for row, into in zip(encoded, out, strict=True):
             _add_topk(codec, row, 1.0, into)
         return
-    blocks, (codes, scales) = _blocks(codec, out), _parts(codec, encoded)
+    groups, (codes, scales) = _groups(codec, out), _parts(codec, encoded)
     if (kernels := _compiled_for(codec, out)) is None:
-        _EAGER[codec.name].decode(codes, scales, blocks)
+        _EAGER[codec.name].decode(codes, scales, groups)
         return
-    kernels.decode(_alone(codes), _alone(scales), _alone(blocks))
+    kernels.decode(_alone(codes), _alone(scales), _alone(groups))
 
 
 @torch.no_grad()
@@ -171,10 +172,10 @@ def decode_sum(codec: Codec, encoded: Tensor, weights: Tensor, out: Tensor) -> N
         for row, weight in zip(encoded, weights, strict=True):
             _add_topk(codec, row, weight, out)
         return
-    blocks, (codes, scales) = _blocks(codec, out), _parts(codec, encoded)
+    groups, (codes, scales) = _groups(codec, out), _parts(codec, encoded)
     is_prepared = (codec.name, out.device.type, len(encoded)) in _prepared
     kernels = (is_prepared and _compiled_for(codec, out)) or _EAGER[codec.name]
-    kernels.decode_sum(_alone(codes), _alone(scales), weights, _alone(blocks))
+    kernels.decode_sum(_alone(codes), _alone(scales), weights, _alone(groups))
 
 
 def prepare(codec: Codec, device: torch.device, num_hosts: int) -> str | None:
@@ -209,25 +210,25 @@ def _compile(kernel: Callable[..., Any]) -> Any:
 
 @torch.no_grad()
 def _run_once(codec: Codec, device: torch.device, num_hosts: int, kernels: _Kernels) -> None:
-    """Compile for any number of blocks, wherever they begin in memory: these begin at odd places."""
+    """Compile for any number of groups, wherever they begin in memory: these begin at odd places."""
     num_blocks, rows = 5, max(2, num_hosts)
     width = num_blocks * codec.block_values
     for num_rows in (rows, 1):  # one row alone is another way in which tensors lie
-        blocks = _blocks(codec, torch.ones(num_rows * width + 1, device=device)[1:].view(num_rows, width))
+        groups = _groups(codec, torch.ones(num_rows * width + 1, device=device)[1:].view(num_rows, width))
         encoded = torch.zeros(num_rows, codec.encoded_bytes(width), dtype=torch.uint8, device=device)
         codes, scales = _parts(codec, encoded)
-        kernels.decode(*(_any_size(tensor) for tensor in (codes, scales, blocks)))
+        kernels.decode(*(_any_size(tensor) for tensor in (codes, scales, groups)))
         if num_rows == 1:
-            kernels.encode(_any_size(blocks[0]), _any_size(codes[0]))
+            kernels.encode(_any_size(groups[0]), _any_size(codes[0]))
         else:
             weights = torch.ones(rows, device=device)
-            kernels.decode_sum(_any_size(codes, 1), _any_size(scales, 1), weights, _any_size(blocks[1]))
+            kernels.decode_sum(_any_size(codes, 1), _any_size(scales, 1), weights, _any_size(groups[1]))
 
 
 def _any_size(tensor: Tensor, first: int = 0) -> Tensor:
-    """Its number of blocks, and of rows from dimension `first` on, is not to be compiled in."""
+    """Its number of groups, and of rows from dimension `first` on, is not to be compiled in."""
     tensor = _alone(tensor)
-    for dim in range(first, tensor.dim() - 3):
+    for dim in range(first, tensor.dim() - 2):
         if tensor.shape[dim] > 1:
             torch._dynamo.mark_dynamic(tensor, dim)
     return tensor
@@ -245,21 +246,21 @@ def _compiled_for(codec: Codec, values: Tensor) -> _Kernels | None:
     return _compiled.get((codec.name, values.device.type))
 
 
-def _blocks(codec: Codec, values: Tensor) -> Tensor:
-    """`values` [..., width] as [..., blocks, parts, values of a row, scales]."""
-    parts, scales = 2 if codec.name == "int4" else 1, codec.scales_per_block or 1
-    return values.unflatten(-1, (-1, parts, codec.block_values // parts // scales, scales))
+def _groups(codec: Codec, values: Tensor) -> Tensor:
+    """`values` [..., width] as [..., groups, parts, values of a part]."""
+    parts = {"int8": 4, "int4": 8}.get(codec.name, 1)
+    return values.unflatten(-1, (-1, parts, codec.group_values // parts))
 
 
 def _parts(codec: Codec, encoded: Tensor) -> tuple[Tensor, Tensor]:
-    """The codes [rows, blocks, 1, codes of a row, scales] and scales [rows, blocks, 1, 1, scales] in `encoded`
-    [rows, bytes]."""
-    block_bytes, num_scales = codec.encoded_bytes(codec.block_values), codec.scales_per_block
-    blocks = encoded.shape[1] // block_bytes
-    codes_bytes = blocks * (block_bytes - 2 * num_scales)
+    """The codes [rows, groups, 1, words] and scales [rows, groups, 1, 1] in `encoded` [rows, bytes]."""
+    scales_bytes = 2 * codec.scales_per_block
+    blocks = encoded.shape[1] // codec.encoded_bytes(codec.block_values)
+    codes_bytes = encoded.shape[1] - blocks * scales_bytes
     codes = encoded[:, :codes_bytes].view(_CODES[codec.name])
     scales = encoded[:, codes_bytes:].view(torch.bfloat16)
-    return codes.unflatten(1, (blocks, 1, -1, num_scales or 1)), scales.unflatten(1, (blocks, 1, 1, num_scales))
+    groups = blocks * codec.block_values // codec.group_values
+    return codes.unflatten(1, (groups, 1, -1)), scales[..., None, None]
 
 
 def _encode_topk(codec: Codec, values: Tensor, out: Tensor) -> None:
@@ -267,8 +268,8 @@ def _encode_topk(codec: Codec, values: Tensor, out: Tensor) -> None:
     blocks = values.unflatten(1, (-1, codec.block_values))
     places = blocks.abs().topk(codec.kept_values, sorted=False).indices
     kept = blocks.gather(-1, places)
-    codes = torch.empty_like(kept, dtype=torch.int8)
-    scales = _encode_int8(kept[..., None, :, None], codes[..., None, :, None])
+    scales = _scales(kept[..., None, :], 127)
+    codes = torch.round(kept * scales.squeeze(-1).float().reciprocal()).to(torch.int8)
     first, second = places.unflatten(-1, (-1, 2)).unbind(-1)
     packed = torch.stack((first & 255, first >> 8 | (second & 15) << 4, second >> 4), -1).to(torch.uint8)
     parts = codes.view(torch.uint8), packed, scales.view(torch.uint8)
