@@ -32,7 +32,7 @@ block_codecs = st.sampled_from([Codec(name=name) for name in BLOCKWISE])
     [
         (Codec(name="bf16"), 2 * 8192),
         (Codec(name="fp16"), 2 * 8192 + 2 * 8),
-        (Codec(name="int8"), 8192 + 2 * 32),
+        (Codec(name="int8"), 8192 + 2 * 64),
         (Codec(name="int4"), 8192 // 2 + 2 * 128),
         (Codec(name="topk"), 2 * (2 + 64 + 96)),
         (Codec(name="topk", density=2 / 4096), 2 * (2 + 2 + 3)),

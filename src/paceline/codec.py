@@ -22,7 +22,7 @@ _BLOCKS: dict[CodecName, int] = {
     "none": 1,
     "bf16": 1,
     "fp16": 1024,
-    "int8": 512,
+    "int8": 256,
     "int4": 128,
     "powersgd": 1,
     "topk": 4096,
