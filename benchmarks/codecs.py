@@ -27,7 +27,7 @@ from paceline.sync.codecs import decode, decode_sum, encode, prepare
 
 NUM_ROUNDS = 7
 NUM_HOSTS = 4
-CODECS = ("bf16", "fp16", "int8", "int4", "topk")
+CODECS = ("fp16", "int8", "int4", "topk")
 CPU = torch.device("cpu")
 UNITS = {"K": 1e3, "M": 1e6, "G": 1e9}
 

@@ -28,7 +28,7 @@ _BLOCKS: dict[CodecName, int] = {
     "topk": 4096,
 }
 _SCALES: dict[CodecName, int] = {"fp16": 1, "int8": 2, "int4": 2, "topk": 1}  # two: rows are whole 32-bit words
-_BITS: dict[CodecName, int] = {"bf16": 16, "fp16": 16, "int8": 8, "int4": 4}
+_BITS: dict[CodecName, int] = {"fp16": 16, "int8": 8, "int4": 4}
 
 Shape = Sequence[int]
 
@@ -102,8 +102,8 @@ class Codec:
         return max(2, 2 * round(self.density * self.block_values / 2))
 
     def encoded_bytes(self, num_values: int) -> int:
-        """Bytes of `num_values` values (a multiple of `block_values`) once encoded. Not for none and powersgd, which
-        send floating-point numbers as they are."""
+        """Bytes of `num_values` values (a multiple of `block_values`) once encoded. Not for none, bf16 and
+        powersgd, which send floating-point numbers as they are."""
         blocks = num_values // self.block_values
         scales = blocks * self.scales_per_block * _SCALE_BYTES
         if self.name == "topk":  # per value an 8-bit code and a 12-bit index
@@ -130,8 +130,8 @@ def reduced_bytes(codec: Codec, num_values: int, *, num_hosts: int, lanes: int, 
     """What a host sends to average `num_values` values that are laid end to end. Not for powersgd."""
     if num_hosts == 1:
         return 0.0
-    if codec.name == "none":
-        return exact_bytes(value_bytes * num_values, num_hosts)
+    if codec.name in ("none", "bf16"):
+        return exact_bytes((2 if codec.name == "bf16" else value_bytes) * num_values, num_hosts)
     sent = 0
     for lane in range(lanes):
         part = lane_slice(lane, num_values, lanes)

@@ -21,7 +21,8 @@ pytestmark = [pytest.mark.launcher, pytest.mark.ranks, pytest.mark.timeout(150)]
 SCRIPT = """
     import sys, torch, paceline
     run = paceline.init(timeout_s=60)
-    batches = run.batches(torch.randn(64, 32, generator=torch.Generator().manual_seed(1)), 4)
+    samples = torch.randn(64, 32, generator=torch.Generator().manual_seed(1))
+    batches = run.batches(samples, 32)  # all of them at every step: a smooth curve
     model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 32))
     model, optimizer = run.prepare(model, torch.optim.Adam(model.parameters(), lr=1e-3))
     resumed = run.resume("kept")

@@ -65,7 +65,16 @@ def train(run: Any, model: Any, optimizer: Any, batches: Any, num_steps: int) ->
 
 
 def gradients_of_epoch() -> tuple[list[list[float]], list[list[float]]]:
-    """Each step's gradients, and those of the plain model on the samples of all ranks."""
+    """Each step's gradients, and those of the plain model on the samples of all ranks; in float64, so that no rounding
+    hides a fault or looks like one."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        return _gradients_of_epoch()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def _gradients_of_epoch() -> tuple[list[list[float]], list[list[float]]]:
     run, model, _ = begin()
     data = make_data()
     indexed = [(torch.tensor(index), *pair) for index, pair in enumerate(data)]
@@ -90,8 +99,8 @@ def test_gradients_are_those_of_one_rank_with_all_samples(two_ranks: RankPool, f
     for pool in (two_ranks, four_ranks):
         results = pool.run(gradients_of_epoch)
         assert all(found == results[0][0] for found, _ in results), "gradients differ between ranks"
-        found, expected = results[0]
-        torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-5, atol=1e-7)
+        found, expected = (torch.tensor(values, dtype=torch.float64) for values in results[0])
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
 
 
 def samples_of_epochs() -> list[list[int]]:

@@ -1,9 +1,9 @@
-"""How values become bytes for the wire, and back: the kernels of bf16, fp16, int8, int4 and topk.
+"""How values become bytes for the wire, and back: the kernels of fp16, int8, int4 and topk.
 
-A row of encoded bytes is all codes, then a bfloat16 scale per group of neighbours (bf16 has none). The scale is rounded
+A row of encoded bytes is all codes, then a bfloat16 scale per group of neighbours. The scale is rounded
 up, so that the largest value of its group has a code, and codes are computed with the rounded scale. Decoding is one
 multiplication of code and scale: the same bits on every machine, compiled or not. A group with a value that isn't
-finite gets such a scale and decodes to values that aren't finite (but for bf16, where each value stands alone); a
+finite gets such a scale and decodes to values that aren't finite; a
 finite one below 3.3e38 stays finite.
 
 Codes of int8 and int4 are signed and lie in 32-bit words: a word holds one value of each quarter (int8) or eighth
@@ -42,15 +42,6 @@ def _scales(values: Tensor, largest_code: int) -> Tensor:
     return (largest * (_ROUND_UP / largest_code)).clamp_min(_SMALLEST).to(torch.bfloat16)
 
 
-def _encode_bf16(values: Tensor, codes: Tensor) -> Tensor:
-    codes.copy_(values)
-    return values.new_empty(0, 1, 1, dtype=torch.bfloat16)
-
-
-def _decode_bf16(codes: Tensor, scales: Tensor) -> Tensor:
-    return codes.float()
-
-
 def _encode_fp16(values: Tensor, codes: Tensor) -> Tensor:
     # the power of two at or below the largest value: codes end below 2**15, where float16 hasn't ended yet
     largest = values.abs().amax((-2, -1), keepdim=True)
@@ -87,7 +78,7 @@ class _Kernels(NamedTuple):
 
     values   [..., groups, parts, values of a part]  float32
     codes    [..., groups, 1, words]
-    scales   [..., groups, 1, 1]                     bfloat16; bf16 has none
+    scales   [..., groups, 1, 1]                     bfloat16
     """
 
     encode: Callable[[Tensor, Tensor], Tensor]
@@ -111,13 +102,11 @@ def _kernels(encode: Callable[[Tensor, Tensor], Tensor], decode: Callable[[Tenso
 
 
 _EAGER: dict[CodecName, _Kernels] = {
-    "bf16": _kernels(_encode_bf16, _decode_bf16),
     "fp16": _kernels(_encode_fp16, _decode_fp16),
     "int8": _kernels(*_words(8)),
     "int4": _kernels(*_words(4)),
 }
 _CODES: dict[CodecName, torch.dtype] = {
-    "bf16": torch.bfloat16,
     "fp16": torch.float16,
     "int8": torch.float32,
     "int4": torch.float32,
