@@ -3,6 +3,7 @@
     python benchmarks/quality.py --quick                             a few minutes: does it work at all
     python benchmarks/quality.py --json quality.json --svg quality.svg       hours
     python benchmarks/quality.py every:int4 diloco:H=30@2 --json FILE        these only, the second on two hosts
+    python benchmarks/quality.py diloco:H=30:lr=0.4@2 --task gpt --steps 3000 --lrs 0.004 --seeds 1     one, for longer
     sudo .venv/bin/python benchmarks/quality.py --wall --json wall.json --svg wall.svg
 
 Real training, from nothing: the model of examples/gpt.py on the source text of Python's standard library, less than one
@@ -30,18 +31,20 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from quality_report import Curve, Row, gap_chart, gap_table, wall_chart, wall_table
+from quality_report import Curve, Row, gap_chart, gap_table, time_to_loss, wall_chart, wall_table
 
 from paceline.errors import PacelineError
 from paceline.lab import Lab, format_rate
 from paceline.strategy import Outer, parse_sync
 
 LRS = {"gpt": (4e-3, 8e-3, 1.6e-2), "digits": (2e-3, 4e-3, 8e-3)}
+BATCHES = {"gpt": 16, "digits": 32}
+NUM_STEPS = 600
 OUTER_LRS = (0.4, 0.7, 1.0)  # of those that have momentum; plain averaging has nothing to tune
 NUM_SEEDS = 3
 LIMIT_S = 3600.0
@@ -246,10 +249,10 @@ def named(trial: Trial) -> str:
     return f"{words}, {trial.rate}" if trial.rate else words
 
 
-def entry(text: str, *, task: str, is_quick: bool, **more: Any) -> Entry:
+def entry(text: str, *, task: str, is_quick: bool, num_steps: int = NUM_STEPS, **more: Any) -> Entry:
     """Of TEXT or TEXT@HOSTS, at the size in which the task is measured."""
     sync, _, hosts = text.partition("@")
-    num_steps, batch = {"gpt": (600, 16), "digits": (600, 32)}[task]
+    batch = BATCHES[task]
     if is_quick:
         num_steps, more = num_steps // 5, more | {"lrs": LRS[task][1:2], "outer_lrs": (), "num_seeds": 1}
     size = {"num_hosts": int(hosts or 4), "num_steps": num_steps, "batch": batch}
@@ -259,9 +262,14 @@ def entry(text: str, *, task: str, is_quick: bool, **more: Any) -> Entry:
 def entries_of(args: argparse.Namespace, task: str) -> list[Entry]:
     """What is measured of a task, the synchronous one first."""
     measured = args.strategies or (("every:int4", "diloco:H=30") if args.quick else MEASURED)
-    chosen = [entry(text, task=task, is_quick=args.quick) for text in (SYNCHRONOUS, *measured)]
+    size: dict[str, Any] = {"task": task, "is_quick": args.quick, "num_steps": args.steps}
+    if args.lrs:
+        size["lrs"] = tuple(args.lrs)
+    if args.seeds:
+        size["num_seeds"] = args.seeds
+    chosen = [entry(text, **size) for text in (SYNCHRONOUS, *measured)]
     if not args.strategies and not args.quick:
-        chosen += [entry(text, task=task, is_quick=False, outer_lrs=(), num_seeds=1) for text in GLANCED_AT]
+        chosen += [entry(text, **size | {"outer_lrs": (), "num_seeds": 1}) for text in GLANCED_AT]
     return chosen
 
 
@@ -292,8 +300,8 @@ def report_gaps(entries: list[Entry], results: Results, svg: Path | None) -> Non
 
 
 def measure_gaps(args: argparse.Namespace, results: Results) -> None:
-    """Both tasks, side by side."""
-    by_task = {task: entries_of(args, task) for task in ("gpt", "digits")}
+    """The tasks, side by side."""
+    by_task = {task: entries_of(args, task) for task in args.task or ("gpt", "digits")}
     train_all([entry for entries in by_task.values() for entry in entries], results)
     for task, entries in by_task.items():
         report_gaps(entries, results, args.svg if task == "gpt" else None)
@@ -352,17 +360,6 @@ def report_wall(trials: list[Trial], results: Results, svg: Path | None) -> None
         svg.write_text(wall_chart(title, curves, target))
 
 
-def time_to_loss(points: Iterable[tuple[float, float]], target: float) -> float | None:
-    """When a curve of (seconds, loss) first came down to `target`, between two of its points; None if never."""
-    before_s, before = 0.0, math.inf
-    for s, loss in points:
-        if loss <= target:
-            share = (before - target) / (before - loss) if math.isfinite(before) and before > loss else 1.0
-            return before_s + share * (s - before_s)
-        before_s, before = s, loss
-    return None
-
-
 def strategy_text(text: str) -> str:
     """The text as it is, if it can be used."""
     sync, _, hosts = text.partition("@")
@@ -383,6 +380,10 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="few steps, one seed, nothing tuned")
     parser.add_argument("--wall", action="store_true", help="loss against time in a lab with slow links; needs root")
+    parser.add_argument("--task", choices=("gpt", "digits"), action="append", help="this one only")
+    parser.add_argument("--steps", type=int, default=NUM_STEPS, help=f"of each training ({NUM_STEPS})")
+    parser.add_argument("--lrs", type=float, nargs="+", metavar="LR", help="in place of the grid")
+    parser.add_argument("--seeds", type=int, help=f"of the best of the grid ({NUM_SEEDS})")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where results are kept, and read from")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="a chart, of the language model")
     args = parser.parse_args()

@@ -6,7 +6,7 @@ import dataclasses
 import html
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 WIDTH, LEFT, RIGHT, ROW = 760, 230, 20, 26
 COLOURS = ("#4c6ef5", "#e8590c", "#2f9e44", "#ae3ec9", "#1098ad", "#e03131", "#868e96")
@@ -86,6 +86,17 @@ def gap_chart(title: str, rows: Sequence[Row], synchronous: Sequence[float]) -> 
             parts.append(line(mean, y - 8, mean, y + 8, COLOURS[1], width=3))
     parts.append(text(LEFT, bottom + 34, "held-out loss above the synchronous one of the same seed", "start"))
     return svg(title, parts, height=bottom + 44)
+
+
+def time_to_loss(points: Iterable[tuple[float, float]], target: float) -> float | None:
+    """When a curve of (seconds, loss) first came down to `target`, between two of its points; None if never."""
+    before_s, before = 0.0, math.inf
+    for s, loss in points:
+        if loss <= target:
+            share = (before - target) / (before - loss) if math.isfinite(before) and before > loss else 1.0
+            return before_s + share * (s - before_s)
+        before_s, before = s, loss
+    return None
 
 
 def wall_table(title: str, curves: Sequence[Curve], target: float) -> str:

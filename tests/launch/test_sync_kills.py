@@ -58,7 +58,7 @@ KILLS: dict[str, tuple[Callable[[Run], int], signal.Signals, str]] = {
     ],
 )
 def test_killed_at_any_moment_it_goes_on(sync: str, killed: str, tmp_path: Path) -> None:
-    words = ("-H", "localhost,127.0.0.1", "--sync", sync, "train.py")
+    words = ("-H", "localhost,127.0.0.1", "--env", "OMP_NUM_THREADS=1", "--sync", sync, "train.py")
     find, number, said = KILLS[killed]
     with start(tmp_path, *words, script=SCRIPT) as first:
         wait_until(lambda: len(losses(first)) >= 30, 60, lambda: f"{first.out}\n{first.err}")

@@ -10,7 +10,7 @@ from local_runs import run
 
 pytestmark = [pytest.mark.launcher, pytest.mark.ranks]
 
-TWO_HOSTS = ("-H", "localhost,127.0.0.1")
+TWO_HOSTS = ("-H", "localhost,127.0.0.1", "--env", "OMP_NUM_THREADS=1")  # both have the same cores
 
 SCRIPT = """
     import torch, torch.distributed as dist
