@@ -248,10 +248,10 @@ class Mesh:
         """Of bf16, what a host rounds away from its own values is kept, but not what sums lose on their way."""
         yield []
         factor, is_coded = self._factors(asked)[self.host], asked.codec.name == "bf16"
-        travels = self._scratch.take(1, values.numel(), torch.bfloat16)[0] if is_coded else values
-        torch.mul(values, factor, out=travels)
+        values.mul_(factor)
+        travels = self._scratch.take(1, values.numel(), torch.bfloat16)[0].copy_(values) if is_coded else values
         if residual is not None and factor:
-            lost = values - travels.float().div_(factor)
+            lost = (values - travels).div_(factor)
             torch.where(lost.isfinite(), lost, residual, out=residual)
         num_bytes = exact_bytes(travels.numel() * travels.element_size(), self.num_hosts)
         yield [self._start(dist.all_reduce, travels, num_bytes=num_bytes, group=self._groups.gather)]
