@@ -70,7 +70,7 @@ def main() -> None:
     ratios = []
     for pair in range(-1, args.pairs):
         first = pair % 2  # who begins
-        times_s = dict(sorted((which, seconds_of(steps[which], batches)) for which in (first, 1 - first)))
+        times_s = {which: seconds_of(steps[which], batches) for which in (first, 1 - first)}
         if pair >= 0:  # the turns before it warm up
             ratios.append(times_s[0] / times_s[1])
     if run.rank == 0:

@@ -55,7 +55,8 @@ GLANCED_AT = (  # one seed, and the outer learning rate that goes with the name
     *("every:bf16", "every:powersgd=4", "every:topk", "local:H=8", "diloco:H=30:int4"),
     *("streaming:H=30", "eager:H=30", "sparseloco:H=30"),
 )
-WALL = ("ddp", "every:int8", "every:int4", "diloco:H=30:int8", "streaming:H=30")
+REFERENCE = "ddp"  # whose loss the others are to come to
+WALL = ("every:int8", "every:int4", "diloco:H=30:int8", "streaming:H=30")
 WALL_BITS_PER_S = 100_000_000
 WALL_STRETCH = 1.5  # how many more steps than ddp the others may take to come to its loss
 WALL_EVALUATIONS = 40
@@ -262,15 +263,17 @@ def entry(text: str, *, task: str, is_quick: bool, num_steps: int = NUM_STEPS, *
 def entries_of(args: argparse.Namespace, task: str) -> list[Entry]:
     """What is measured of a task, the synchronous one first."""
     measured = args.strategies or (("every:int4", "diloco:H=30") if args.quick else MEASURED)
-    size: dict[str, Any] = {"task": task, "is_quick": args.quick, "num_steps": args.steps}
-    if args.lrs:
-        size["lrs"] = tuple(args.lrs)
-    if args.seeds:
-        size["num_seeds"] = args.seeds
+    size = size_of(args, task) | ({"num_seeds": args.seeds} if args.seeds else {})
     chosen = [entry(text, **size) for text in (SYNCHRONOUS, *measured)]
     if not args.strategies and not args.quick:
         chosen += [entry(text, **size | {"outer_lrs": (), "num_seeds": 1}) for text in GLANCED_AT]
     return chosen
+
+
+def size_of(args: argparse.Namespace, task: str) -> dict[str, Any]:
+    """What `entry` is told of the options."""
+    size = {"task": task, "is_quick": args.quick, "num_steps": args.steps}
+    return size | ({"lrs": tuple(args.lrs)} if args.lrs else {})
 
 
 def report_gaps(entries: list[Entry], results: Results, svg: Path | None) -> None:
@@ -310,9 +313,10 @@ def measure_gaps(args: argparse.Namespace, results: Results) -> None:
 def measure_wall(args: argparse.Namespace, results: Results) -> None:
     """Tuned as fast as this machine can, then trained once more over slow links, each alone on the machine."""
     entries = []
-    for text in args.strategies or WALL:
-        plain = entry(text, task="gpt", is_quick=args.quick, num_seeds=1)
-        stretch = 1.0 if text == WALL[0] else WALL_STRETCH
+    others = [text for text in args.strategies or WALL if text != REFERENCE]
+    for text in (REFERENCE, *others):
+        plain = entry(text, num_seeds=1, **size_of(args, "gpt"))
+        stretch = 1.0 if text == REFERENCE else WALL_STRETCH
         entries.append(dataclasses.replace(plain, num_steps=round(plain.num_steps * stretch), batch=plain.num_hosts))
     train_all(entries, results)
     rate = format_rate(WALL_BITS_PER_S)
@@ -387,6 +391,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="where results are kept, and read from")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="a chart, of the language model")
     args = parser.parse_args()
+    if args.quick and (args.lrs or args.seeds):
+        parser.error("--quick takes one learning rate and one seed")
+    if args.wall and (args.seeds or args.task):
+        parser.error("--wall is of gpt, with one seed")
     try:
         (measure_wall if args.wall else measure_gaps)(args, Results(args.json))
     except PacelineError as error:

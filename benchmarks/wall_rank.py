@@ -124,6 +124,7 @@ def parse_codec(row: str) -> Codec:
 def codec_s(codec: Codec, num_values: int) -> float:
     """Seconds of one host's work on one step's gradients: encode all of them, add up its part of all hosts', encode
     that, decode the parts of all; in the pieces in which they would be sent."""
+    torch.set_num_threads(1)
     num_hosts = dist.get_world_size()
     pieces = chunk_slices(codec, num_values, num_hosts)
     width = part_values(codec, pieces[0].stop, num_hosts)

@@ -115,10 +115,10 @@ def four_ranks_of_session() -> Iterator[RankPool]:
     yield from _pool(4)
 
 
-def _fresh_after_failure(pool: RankPool, request: pytest.FixtureRequest) -> Iterator[RankPool]:
+def _kept_fresh(pool: RankPool, request: pytest.FixtureRequest) -> Iterator[RankPool]:
     failed_before = request.session.testsfailed
     yield pool
-    if request.session.testsfailed > failed_before:
+    if request.session.testsfailed > failed_before or pool.is_worn:
         with police.lasting():
             pool.stop()
             pool.start()
@@ -126,12 +126,12 @@ def _fresh_after_failure(pool: RankPool, request: pytest.FixtureRequest) -> Iter
 
 @pytest.fixture
 def two_ranks(two_ranks_of_session: RankPool, request: pytest.FixtureRequest) -> Iterator[RankPool]:
-    yield from _fresh_after_failure(two_ranks_of_session, request)
+    yield from _kept_fresh(two_ranks_of_session, request)
 
 
 @pytest.fixture
 def four_ranks(four_ranks_of_session: RankPool, request: pytest.FixtureRequest) -> Iterator[RankPool]:
-    yield from _fresh_after_failure(four_ranks_of_session, request)
+    yield from _kept_fresh(four_ranks_of_session, request)
 
 
 class _Recorder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import multiprocessing
 import os
 import socket
@@ -16,6 +17,7 @@ from typing import Any
 _FORK_SERVER = multiprocessing.get_context("forkserver")
 _FORK_SERVER.set_forkserver_preload(["torch", "torch._dynamo", "paceline.train.run"])
 _START_LIMIT_S = 60.0
+_MOST_THREADS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +53,12 @@ class RankPool:
             process.kill()
             process.join()
         self._ranks = []
+
+    @property
+    def is_worn(self) -> bool:
+        """Whether process groups that somebody still refers to have left many threads, each of which wakes up a hundred
+        times a second."""
+        return any(len(os.listdir(f"/proc/{process.pid}/task")) > _MOST_THREADS for process, _ in self._ranks)
 
     def call(self, function: Callable[..., Any], *args: Any, limit_s: float = 30.0) -> list[Any]:
         """What each rank returned, or `Raised`. A rank that does not answer in time is `Raised` too."""
@@ -90,6 +98,7 @@ def _serve(rank: int, size: int, pipe: Connection) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    gc.freeze()  # what is there by now is not looked at again
     pipe.send("ready")
     while True:
         try:
@@ -107,3 +116,5 @@ def _serve(rank: int, size: int, pipe: Connection) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
         pipe.send(result)
+        del function, args, result
+        gc.collect()  # a process group in a cycle keeps its threads

@@ -143,7 +143,7 @@ def reduced_bytes(codec: Codec, num_values: int, *, num_hosts: int, lanes: int, 
 def _message_bytes(codec: Codec, num_values: int, num_hosts: int) -> int:
     """What a host sends to each other host for one chunk."""
     if codec.name == "topk":  # each host's choice of values goes to all
-        return codec.encoded_bytes(_round_up(num_values, codec.block_values))
+        return codec.encoded_bytes(part_values(codec, num_values, 1))
     return 2 * codec.encoded_bytes(part_values(codec, num_values, num_hosts))  # its part there, the mean of mine back
 
 

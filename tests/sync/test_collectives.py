@@ -262,8 +262,9 @@ def limits(hosts: str) -> list[set[timedelta]]:
 
 
 def test_a_rank_waits_as_long_as_the_script_says(two_ranks: RankPool) -> None:
-    for hosts in (PAIR, "aa"):
-        assert two_ranks.run(limits, hosts) == [[{timedelta(seconds=77)}, {timedelta(minutes=30)}]] * 2
+    short, long = timedelta(seconds=77), timedelta(minutes=30)
+    assert two_ranks.run(limits, "aa") == [[{short}, {short}]] * 2, "one host is nobody to be patient with"
+    assert two_ranks.run(limits, PAIR) == [[{short}, {short, long}]] * 2, "gradients within a host don't wait longer"
 
 
 def test_one_rank_needs_no_process_group() -> None:

@@ -413,3 +413,16 @@ def test_memory_in_channels_last_order_is_read_and_written_in_place() -> None:
         return model.weight.detach()
 
     torch.testing.assert_close(on_hosts(2, train)[0], torch.arange(216.0).view(6, 4, 3, 3) * 1.5)
+
+
+def test_a_round_without_training_keeps_what_the_codec_has_lost() -> None:
+    def train(mesh: ThreadMesh) -> tuple[torch.Tensor, torch.Tensor]:
+        host = Host(mesh, "sparseloco:H=3")
+        for step in range(3):
+            host.step(step)
+        before = host.engine.own_state()["residual"].clone()
+        host.engine.synchronize()
+        return before, host.engine.own_state()["residual"]
+
+    for before, after in on_hosts(2, train):
+        assert before.any() and before.equal(after)

@@ -1,5 +1,5 @@
 """Hosts as threads of one process: a stand-in for `Mesh` with which the algebra of the engines is tested in
-milliseconds. One rank per host, codec none unless `encode` says otherwise."""
+milliseconds. One rank per host, codec none unless a residual comes along."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class SharedBuffers:
         """Begins to average them; `weights` as for `Mesh.mean`."""
         if self._places:
             row = torch.cat([buffer.reshape(-1).float() for buffer in self._own()])
-            self._mean = mesh.mean(row, codec=PLAIN, sum_local=False, weights=weights)
+            self._mean = mesh.mean(row, codec=PLAIN, sum_local=True, weights=weights)
 
     def receive(self, *, adopt: bool) -> None:
         """Waits for the averages; with `adopt` they are what all share, and this rank's own."""

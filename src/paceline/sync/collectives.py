@@ -2,9 +2,9 @@
 
 Two levels are the rule. The ranks of one host add up exactly; then rank `lane` of each host carries its share of the
 values across, as the codec writes them; then all ranks of the host get the result. Across hosts a coded mean takes two
-hops: each host gets everybody's values for one part, adds them up in fp32, and sends the coded sum to all. Everybody
-decodes the same bytes, its own included, so the result is the same to the bit on every rank of the world. What can be
-added up as it travels, none and bf16, goes round a ring, which fills the wire (four hosts at a gigabit: 96 %, not 83).
+hops (topk one): each host gets everybody's values for one part, adds them up in fp32, and sends the coded sum to all.
+Everybody decodes the same bytes, its own included, so the result has the same bits on every rank of the world. What can
+be added up on its way, none and bf16, goes round a ring, which fills the wire (four hosts at a gigabit: 96 %, not 83).
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class Traffic:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Groups:
     """Each is used by one stage of the pipeline alone, so that its order is the same on every rank; `world` and `host`
-    by the script's own thread."""
+    by the one thread that calls `mean`."""
 
     world: dist.ProcessGroup | None = None
     host: dist.ProcessGroup | None = None
     local_sum: dist.ProcessGroup | None = None
     local_share: dist.ProcessGroup | None = None
-    scatter: dist.ProcessGroup | None = None
-    gather: dist.ProcessGroup | None = None
+    first_hop: dist.ProcessGroup | None = None
+    second_hop: dist.ProcessGroup | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,9 +115,8 @@ class Mesh:
             return cls(ranks_by_host, _Groups(), device)
         assert len(host_names) == dist.get_world_size(), "one host name for each rank"
         timeout = _timeout_of_world(device)
-        if timeout is not None and is_patient:
-            timeout = max(timeout, _PATIENCE)
-        return cls(ranks_by_host, _make_groups(list(ranks_by_host.values()), timeout), device)
+        patience = max(timeout, _PATIENCE) if timeout and is_patient and len(ranks_by_host) > 1 else timeout
+        return cls(ranks_by_host, _make_groups(list(ranks_by_host.values()), timeout, patience), device)
 
     def mean(
         self,
@@ -254,7 +253,7 @@ class Mesh:
             lost = (values - travels).div_(factor)
             torch.where(lost.isfinite(), lost, residual, out=residual)
         num_bytes = exact_bytes(travels.numel() * travels.element_size(), self.num_hosts)
-        yield [self._start(dist.all_reduce, travels, num_bytes=num_bytes, group=self._groups.gather)]
+        yield [self._start(dist.all_reduce, travels, num_bytes=num_bytes, group=self._groups.second_hop)]
         if is_coded:
             values.copy_(travels)
             self._scratch.give(travels)
@@ -265,7 +264,7 @@ class Mesh:
         row_bytes = codec.encoded_bytes(width)
         sent, received = (self._scratch.take(self.num_hosts, row_bytes) for _ in range(2))
         self._encode(codec, values, sent)
-        group = self._groups.scatter
+        group = self._groups.first_hop
         work = self._start(dist.all_to_all_single, received, sent, num_bytes=others * row_bytes, group=group)
         if residual is not None:
             self._keep_lost(codec, values, sent, residual)
@@ -274,7 +273,7 @@ class Mesh:
         mean = self._scratch.take(1, width, torch.float32)
         codecs.decode_sum(codec, received, torch.tensor(factors, device=self.device), mean[0])
         codecs.encode(codec, mean, sent[:1])
-        group = self._groups.gather
+        group = self._groups.second_hop
         work = self._start(_all_gather, received, sent[:1], num_bytes=others * row_bytes, group=group)
         part = slice(self.host * width, (self.host + 1) * width)
         if residual is not None and factors[self.host] and (lost := residual[part]).numel():
@@ -295,7 +294,7 @@ class Mesh:
         row_bytes = codec.encoded_bytes(width)
         sent, received = self._scratch.take(1, row_bytes), self._scratch.take(self.num_hosts, row_bytes)
         self._encode(codec, values, sent)
-        group = self._groups.scatter
+        group = self._groups.first_hop
         work = self._start(_all_gather, received, sent, num_bytes=others * row_bytes, group=group)
         if residual is not None:
             self._keep_lost(codec, values, sent, residual)
@@ -359,7 +358,7 @@ class Mesh:
             yield []
         else:
             num_bytes = (self.num_hosts - 1) * HEADER_BYTES
-            group = self._groups.scatter
+            group = self._groups.first_hop
             yield [self._start(_all_gather, headers, own, num_bytes=num_bytes, group=group)]
             future.set_result(_rows(headers, len(numbers)))
         yield []
@@ -379,12 +378,13 @@ def _timeout_of_world(device: torch.device) -> timedelta | None:
     return getattr(getattr(backend, "options", None), "_timeout", None)
 
 
-def _make_groups(ranks: list[list[int]], timeout: timedelta | None) -> _Groups:
-    """Every rank makes all groups, in the same order, and keeps those that it belongs to."""
-    kept: dict[str, Any] = {"world": dist.new_group(timeout=timeout)}
+def _make_groups(ranks: list[list[int]], timeout: timedelta | None, patience: timedelta | None) -> _Groups:
+    """Every rank makes all groups, in the same order, and keeps those that it belongs to. Gradients within a host wait
+    for `timeout`, what waits for other hosts for `patience`."""
+    kept: dict[str, Any] = {"world": dist.new_group(timeout=patience)}
 
     def make(name: str, members: list[int]) -> None:
-        group = dist.new_group(members, timeout=timeout)
+        group = dist.new_group(members, timeout=timeout if name == "host" else patience)
         if dist.get_rank() in members:
             kept[name] = group
 
@@ -395,6 +395,6 @@ def _make_groups(ranks: list[list[int]], timeout: timedelta | None) -> _Groups:
             make("local_share", neighbours)
     for lane in range(min(map(len, ranks)) if len(ranks) > 1 else 0):
         across = [neighbours[lane] for neighbours in ranks]
-        make("scatter", across)
-        make("gather", across)
+        make("first_hop", across)
+        make("second_hop", across)
     return _Groups(**kept)

@@ -11,7 +11,6 @@ from torch.futures import Future
 from torch.nn import Parameter
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from paceline.codec import PLAIN
 from paceline.strategy import EveryStep
 from paceline.sync.collectives import Mesh
 from paceline.sync.powersgd import PowerSgd
@@ -43,7 +42,7 @@ class EveryStepHook:
         self.strategy = strategy
         self._mesh = mesh
         self._parameters = list(parameters)
-        self._codec = strategy.codec if mesh.num_hosts > 1 else PLAIN
+        self._codec = strategy.codec
         self._residuals = Residuals(self._parameters) if self._codec.name in ("topk", "powersgd") else None
         self._powersgd = PowerSgd(mesh, self._codec.rank, self._parameters) if self._codec.name == "powersgd" else None
         self._passes = 0

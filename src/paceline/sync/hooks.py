@@ -66,8 +66,9 @@ def attach(
             hint="use torch.autocast in its place, or leave --sync out",
         )
     sync = Sync(ddp, strategy, mesh, meter, counts_steps=counts_steps)
-    num_values = sum(parameter.numel() for parameter in ddp.parameters())
-    if num_values >= codecs.COMPILED_FROM_VALUES * mesh.num_hosts:  # else no message is long enough to gain by it
+    num_values = sum(parameter.numel() for parameter in ddp.parameters() if parameter.requires_grad)
+    row_values = num_values // (mesh.num_hosts * mesh.lanes)  # the longest that is ever encoded together
+    if row_values >= codecs.COMPILED_FROM_VALUES:
         told = codecs.prepare(strategy.codec, mesh.device, mesh.num_hosts)
         if told is not None and mesh.rank == 0:
             print(f"paceline: {told}", flush=True)
@@ -290,7 +291,7 @@ class Hook:
         self._call(*arguments, **named)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A function of the standard library that takes anything and returns None.
+        # A function of the standard library that takes any positional arguments and returns None.
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 

@@ -257,7 +257,8 @@ class OuterEngine:
     def _begin_round(self, fragment: int, *, arrives_step: int) -> Round:
         """Tells the others what this host has learned; returns while it travels."""
         started = Round(fragment, arrives_step)
-        started.headers = self._mesh.exchange(self._header(fragment).pack())
+        header = self._header(fragment)
+        started.headers = self._mesh.exchange(header.pack())
         self._samples_before[fragment] = self._num_samples
         for piece in self._pieces(fragment):
             delta = self._delta[piece]
@@ -266,7 +267,7 @@ class OuterEngine:
             if self.strategy.is_eager:
                 self._go_on_alone(piece, delta)
             residual = None
-            if self._residual is not None:
+            if self._residual is not None and header.num_samples:  # else it would be sent with weight zero, and lost
                 residual = self._residual[piece].mul_(self.strategy.error_feedback)
             self._send(started, piece, residual)
         self._send_buffers(started)

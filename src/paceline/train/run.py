@@ -51,7 +51,9 @@ def init(
     sync        how hosts synchronise: `EveryStep` averages gradients at each step, `Outer` weights every so many
                 steps; what `paceline run --sync` says comes first
     precision   "fp32", "bf16" or "fp16": what `run.autocast()` computes in; weights stay as they are
-    timeout_s   seconds after which a rank that waits for another gives up; between hosts of an `Outer` at least 1800
+    timeout_s   seconds after which a rank that waits for another gives up; between hosts of an `Outer` at least 1800,
+                but not where they meet outside a round: `run.log` and `run.checkpoint`, which want all ranks at
+                the same step
     seed        of PyTorch, `random` and `run.batches`: weights are drawn alike on all ranks; data order,
                 augmentation and dropout depend on seed and rank. numpy's global generator is seeded too
                 where numpy is imported before this call; seed a `numpy.random.Generator` yourself
@@ -338,9 +340,9 @@ class Run:
         Rank 0 reads; the others get everything from it, and add what they kept in `folder`/parts. Restores the
         weights, optimizer, loss scale, random numbers of each rank, and the place of every `run.batches` in its
         epoch, in the order in which they are made (before or after this call). With the same ranks, hosts and
-        strategy, training continues bit for bit as if it had not stopped. (Where gradients are averaged by three or
-        more ranks, or through a codec, PyTorch arranges them anew after a process's first step: that changes the
-        order of a sum, or which values share a scale, and so the last bits.)
+        strategy, training continues bit for bit as if it had not stopped. (Under an `Outer` with three or more ranks
+        on a host, PyTorch arranges gradients anew after a process's first step: that changes the order of a sum,
+        and so the last bits.)
 
         With another number of ranks, the remaining samples of the epoch still come in the same order, in other
         batches. Then, with another strategy, or where a rank's part is lost, hosts continue from the weights that

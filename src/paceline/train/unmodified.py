@@ -48,7 +48,9 @@ def build(ddp: DistributedDataParallel, init: Callable[..., None], *args: Any, *
     fitted = fit(strategy, mesh)
     if isinstance(fitted, Outer):
         make_equal(module, world)
-        kwargs["process_group"] = mesh.host_group
+        is_positional = any(isinstance(value, dist.ProcessGroup) for value in args)
+        args = tuple(mesh.host_group if isinstance(value, dist.ProcessGroup) else value for value in args)
+        kwargs |= {} if is_positional else {"process_group": mesh.host_group}
     init(ddp, *args, **kwargs)
     if len(_meters) == 1:
         _say(describe(strategy, mesh))
