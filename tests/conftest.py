@@ -42,6 +42,7 @@ class Ledger:
 
 
 _LEDGER = pytest.StashKey[Ledger]()
+_pools: list[RankPool] = []
 _STDERR = pytest.StashKey[int]()
 
 
@@ -99,8 +100,17 @@ def nothing_left_behind() -> Iterator[None]:
         pytest.fail("this test left behind:\n" + "\n".join(lines).strip(), pytrace=False)
 
 
+@pytest.hookimpl
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The last test of the ranks tier has ended: what waits for nothing any more would only use the processor."""
+    if item.config.stash[_LEDGER].tier_of[item.nodeid] in ("launcher", "lab"):
+        for pool in _pools:
+            pool.stop()
+
+
 def _pool(size: int) -> Iterator[RankPool]:
     pool = RankPool(size)
+    _pools.append(pool)
     yield pool
     pool.stop()
 
