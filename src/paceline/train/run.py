@@ -395,7 +395,6 @@ class Run:
             if not hasattr(sys, "last_value"):  # the interpreter's word for an exception that nobody caught
                 guard.finish_models()
             dist.destroy_process_group()
-            # Gloo's threads let go of the last futures, for which they need the interpreter once more: were it being
-            # torn down, they would abort the process. `paceline run` never tears it down.
+            # Gloo's threads need the interpreter to let go of the last futures: its teardown would abort the process.
             time.sleep(0.02)
         self._meter.tell()
