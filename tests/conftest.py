@@ -100,7 +100,6 @@ def nothing_left_behind() -> Iterator[None]:
         pytest.fail("this test left behind:\n" + "\n".join(lines).strip(), pytrace=False)
 
 
-@pytest.hookimpl
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """The last test of the ranks tier has ended: what waits for nothing any more would only use the processor."""
     if item.config.stash[_LEDGER].tier_of[item.nodeid] in ("launcher", "lab"):

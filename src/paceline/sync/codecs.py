@@ -1,10 +1,9 @@
 """How values become bytes for the wire, and back: the kernels of fp16, int8, int4 and topk.
 
-A row of encoded bytes is all codes, then a bfloat16 scale per group of neighbours. The scale is rounded
-up, so that the largest value of its group has a code, and codes are computed with the rounded scale. Decoding is one
-multiplication of code and scale: the same bits on every machine, compiled or not. A group with a value that isn't
-finite gets such a scale and decodes to values that aren't finite; a
-finite one below 3.3e38 stays finite.
+A row of encoded bytes is all codes, then a bfloat16 scale per group of neighbours. The scale is rounded up, so that the
+largest value of its group has a code, and codes are computed with the rounded scale. Decoding is one multiplication of
+code and scale: the same bits on every machine, compiled or not. A group with a value that isn't finite gets such a
+scale and decodes to values that aren't finite; a finite one below 3.3e38 stays finite.
 
 Codes of int8 and int4 are signed and lie in 32-bit words: a word holds one value of each quarter (int8) or eighth
 (int4) of its group, so that whole vector registers are scaled, rounded and shifted into place. The words are declared
@@ -243,12 +242,10 @@ def _groups(codec: Codec, values: Tensor) -> Tensor:
 
 def _parts(codec: Codec, encoded: Tensor) -> tuple[Tensor, Tensor]:
     """The codes [rows, groups, 1, words] and scales [rows, groups, 1, 1] in `encoded` [rows, bytes]."""
-    scales_bytes = 2 * codec.scales_per_block
-    blocks = encoded.shape[1] // codec.encoded_bytes(codec.block_values)
-    codes_bytes = encoded.shape[1] - blocks * scales_bytes
+    groups = encoded.shape[1] // codec.encoded_bytes(codec.block_values) * codec.scales_per_block
+    codes_bytes = encoded.shape[1] - groups * torch.bfloat16.itemsize
     codes = encoded[:, :codes_bytes].view(_CODES[codec.name])
     scales = encoded[:, codes_bytes:].view(torch.bfloat16)
-    groups = blocks * codec.block_values // codec.group_values
     return codes.unflatten(1, (groups, 1, -1)), scales[..., None, None]
 
 
