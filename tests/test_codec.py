@@ -19,6 +19,7 @@ from paceline.codec import (
     reduced_bytes,
     require_number,
     require_whole,
+    worthwhile,
 )
 from paceline.errors import InputError
 
@@ -131,6 +132,18 @@ def test_plain_values_are_sent_as_in_an_all_reduce() -> None:
     assert exact_bytes(400, 4) == 600 == reduced_bytes(PLAIN, 100, num_hosts=4, lanes=3)
     assert reduced_bytes(PLAIN, 100, num_hosts=4, lanes=1, value_bytes=2) == 300
     assert reduced_bytes(Codec(name="int8"), 100, num_hosts=1, lanes=1) == 0
+
+
+@few
+@given(block_codecs, st.integers(0, 20_000), st.integers(2, 8), st.integers(1, 4))
+def test_no_codec_sends_more_than_the_values_weigh(codec: Codec, num_values: int, num_hosts: int, lanes: int) -> None:
+    plain = exact_bytes(4 * num_values, num_hosts)
+    sent = reduced_bytes(codec, num_values, num_hosts=num_hosts, lanes=lanes)
+    is_coded = worthwhile(codec, num_values, num_hosts=num_hosts, lanes=lanes) == codec
+    assert sent < plain if is_coded else sent == plain
+    if codec.name in ("int8", "int4"):
+        assert worthwhile(codec, 21, num_hosts=2, lanes=1) == PLAIN  # a layer of twenty weights and a bias
+        assert worthwhile(codec, 100_000, num_hosts=num_hosts, lanes=lanes) == codec
 
 
 def test_powersgd_sends_factors_of_matrices_all_of_the_rest_and_one_number() -> None:

@@ -132,6 +132,20 @@ def reduced_bytes(codec: Codec, num_values: int, *, num_hosts: int, lanes: int, 
         return 0.0
     if codec.name in ("none", "bf16"):
         return exact_bytes((2 if codec.name == "bf16" else value_bytes) * num_values, num_hosts)
+    if worthwhile(codec, num_values, num_hosts=num_hosts, lanes=lanes) == PLAIN:
+        return exact_bytes(4 * num_values, num_hosts)
+    return _coded_bytes(codec, num_values, num_hosts, lanes)
+
+
+def worthwhile(codec: Codec, num_values: int, *, num_hosts: int, lanes: int) -> Codec:
+    """What float32 values are sent as: the codec, or as they are where so few of them fill no block."""
+    if codec.name in ("none", "bf16"):
+        return codec
+    is_smaller = _coded_bytes(codec, num_values, num_hosts, lanes) < exact_bytes(4 * num_values, num_hosts)
+    return codec if is_smaller else PLAIN
+
+
+def _coded_bytes(codec: Codec, num_values: int, num_hosts: int, lanes: int) -> float:
     sent = 0
     for lane in range(lanes):
         part = lane_slice(lane, num_values, lanes)

@@ -97,19 +97,20 @@ def test_what_is_cut_into_chunks_comes_out_whole(hosts: str, four_ranks: RankPoo
 
 
 def conserved(hosts: str, codec: Codec) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """For each of three rounds: the sum of values and residuals before, and of the mean and the residuals after."""
+    """For each of some rounds: the sum of values and residuals before, and of the mean and the residuals after. So few
+    values as in the last ones are sent as they are."""
     mesh = connect(hosts)
-    size = 70_001
-    residual = torch.zeros(size)
     rounds = []
-    for number in range(3):
-        flat = own_values(4 * number + mesh.rank, size)
-        before, after = (flat + residual).double(), torch.zeros(size, dtype=torch.float64)
-        mesh.mean(flat, codec=codec, sum_local=True, residual=residual).wait()
-        after += residual
-        for tensor in (before, after):
-            dist.all_reduce(tensor)
-        rounds.append((before, after + mesh.world_size * flat.double()))
+    for size in (70_001, 21):
+        residual = torch.full((size,), 0.25)
+        for number in range(3):
+            flat = own_values(4 * number + mesh.rank, size)
+            before, after = (flat + residual).double(), torch.zeros(size, dtype=torch.float64)
+            mesh.mean(flat, codec=codec, sum_local=True, residual=residual).wait()
+            after += residual
+            for tensor in (before, after):
+                dist.all_reduce(tensor)
+            rounds.append((before, after + mesh.world_size * flat.double()))
     mesh.close()
     return rounds
 

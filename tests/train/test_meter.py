@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from paceline.events import Event, Progress
-from paceline.sync.meter import Meter
+from paceline.sync.meter import Meter, Traffic
 from paceline.train.values import agree, pack, pack_failure, unpack
-
-
-@dataclasses.dataclass
-class Sent:
-    sent_bytes: float = 0.0
 
 
 def test_progress_is_told_about_once_a_second() -> None:
     now_s = 100.0
     told: list[Event] = []
     meter = Meter(clock_s=lambda: now_s, tell=told.append, measures_wait=True)
-    sent = Sent()
+    sent = Traffic()
     meter.traffic.append(sent)
     meter.tell()
     assert told == []
     meter.begin()
     for _ in range(30):
         meter.bucket_ready()
-        sent.sent_bytes += 1000.5
+        sent.count(1000.5)
         now_s += 0.06
         meter.bucket_done()
         now_s += 0.04

@@ -10,7 +10,6 @@ be added up on its way, none and bf16, goes round a ring, which fills the wire (
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import zip_longest
@@ -19,8 +18,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.codec import HEADER_BYTES, PLAIN, Codec, chunk_slices, exact_bytes, lane_slice, part_values
+from paceline.codec import HEADER_BYTES, PLAIN, Codec, chunk_slices, exact_bytes, lane_slice, part_values, worthwhile
 from paceline.sync import codecs
+from paceline.sync.meter import Traffic
 from paceline.sync.pipeline import Job, Pipeline, Scratch, Work
 
 Weights = Callable[[], Sequence[float]]
@@ -29,22 +29,6 @@ Weights = Callable[[], Sequence[float]]
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _NUM_HEADER_WORDS = HEADER_BYTES // 8
 _PATIENCE = timedelta(minutes=30)
-
-
-class Traffic:
-    """What this rank has sent, counted where it is sent."""
-
-    def __init__(self) -> None:
-        self.sent_bytes = 0.0
-        """To other hosts. What the ranks of a host send each other is not counted."""
-        self.num_collectives = 0
-        """All, those within the host included."""
-        self._lock = threading.Lock()
-
-    def count(self, num_bytes: float) -> None:
-        with self._lock:
-            self.sent_bytes += num_bytes
-            self.num_collectives += 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,7 +114,8 @@ class Mesh:
         """Averages `flat` over all hosts, in place; the future's value is `flat`.
 
         flat       1-D, contiguous, float32 on the mesh's device; with codec none any floating-point type
-        codec      how values cross hosts; not powersgd, whose factors are means of their own
+        codec      how values cross hosts, unless they are too few for it (`worthwhile`); not powersgd, whose factors
+                   are means of their own
         sum_local  whether the ranks of a host hold different values. Then the mean is over all ranks, each of which
                    counts the same also when hosts have different numbers of them; else the ranks of a host must hold
                    the same values
@@ -143,7 +128,9 @@ class Mesh:
         """
         if (self.num_hosts == 1 and (self.world_size == 1 or not sum_local)) or flat.numel() == 0:
             return self._done(flat)
-        if self.num_hosts == 1 or (self.world_size == self.num_hosts and weights is None and codec.name == "none"):
+        codec = worthwhile(codec, flat.numel(), num_hosts=self.num_hosts, lanes=self.lanes)
+        is_plain = codec.name == "none" and weights is None and residual is None
+        if self.num_hosts == 1 or (self.world_size == self.num_hosts and is_plain):
             # as DDP does by itself: every rank counts the same, nothing is coded, and all hosts are alike or one
             num_bytes = exact_bytes(flat.numel() * flat.element_size(), self.num_hosts)
             return self._plain_mean(flat, self._groups.world, self.world_size, num_bytes=num_bytes)

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from typing import Protocol
 
 from paceline.events import Event, Progress
 
 _PERIOD_S = 1.0
 
 
-class Sent(Protocol):
-    """Who counts what is sent: `Mesh.traffic`."""
+class Traffic:
+    """What this rank has sent, counted where it is sent."""
 
-    sent_bytes: float
+    def __init__(self) -> None:
+        self.sent_bytes = 0.0
+        """To other hosts. What the ranks of a host send each other is not counted."""
+        self.num_collectives = 0
+        """All, those within the host included."""
+        self._lock = threading.Lock()
+
+    def count(self, num_bytes: float) -> None:
+        with self._lock:
+            self.sent_bytes += num_bytes
+            self.num_collectives += 1
 
 
 class Meter:
@@ -27,7 +37,7 @@ class Meter:
         self._ready_s = self._done_s = clock_s()
         self._logged_samples = 0
         self._logged_s = clock_s()
-        self.traffic: list[Sent] = []
+        self.traffic: list[Traffic] = []
         """Where the bytes sent to other hosts are counted."""
         self.steps = 0
         self.samples = 0
