@@ -15,19 +15,20 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import InputError, WorldError
-from paceline.train import unmodified
+from paceline.train import unmodified, wrapping
+from paceline.train.world import World
 from rank_pool import RankPool
 
 pytestmark = pytest.mark.ranks
 
 
-def build(module: nn.Module, **options: Any) -> DistributedDataParallel:
+def build(module: nn.Module, *more: Any, **options: Any) -> DistributedDataParallel:
     ddp = DistributedDataParallel.__new__(DistributedDataParallel)
     with (
         mock.patch.dict(os.environ, PACELINE_SYNC="local:H=2"),
-        mock.patch.object(unmodified, "_host_names", return_value=["alice", "bob"]),
+        mock.patch.object(World, "host_names", return_value=["alice", "bob"]),
     ):
-        unmodified.build(ddp, DistributedDataParallel.__init__, module, **options)
+        unmodified.build(ddp, DistributedDataParallel.__init__, module, *more, **options)
     return ddp
 
 
@@ -43,11 +44,13 @@ def models() -> str:
         taken = build(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), process_group=dist.group.WORLD)
         with pytest.raises(WorldError, match="the model in DistributedDataParallel differs between the ranks"):
             build(nn.Linear(2, 3 + rank))
+        placed = build(nn.Linear(2, 3), None, None, 0, True, True, dist.group.WORLD)
+        assert [dist.get_world_size(ddp.process_group) for ddp in (taken, placed)] == [1, 1], "the host's own"
     torch.manual_seed(0)
     assert taken.module[0].weight.equal(nn.Linear(2, 3).weight), "rank 0's"
     taken(torch.randn(4, 2)).square().mean().backward()
-    unmodified.finish()
-    assert unmodified._syncs == []
+    wrapping.finish()
+    assert wrapping._unfinished == []
     unmodified._meters.clear()
     return said.getvalue()
 

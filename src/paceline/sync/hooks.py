@@ -82,7 +82,7 @@ class Sync:
         self, ddp: DistributedDataParallel, strategy: Strategy, mesh: Mesh, meter: Meter, *, counts_steps: bool
     ) -> None:
         self.strategy = strategy
-        self._ddp = ddp
+        self.ddp = ddp
         self._mesh = mesh
         self._meter = meter
         self._counts_steps = counts_steps
@@ -211,20 +211,20 @@ class Sync:
         if self._trained is None:
             yield
             return
-        loaded = _copies(self._ddp.module)
-        _put(self._ddp.module, self._trained)
+        loaded = _copies(self.ddp.module)
+        _put(self.ddp.module, self._trained)
         try:
             yield
         finally:
-            _put(self._ddp.module, loaded)
+            _put(self.ddp.module, loaded)
 
     def _is_evaluation(self) -> bool:
-        return not torch.is_grad_enabled() or not (self._ddp.training or self._trains_in_eval_mode is not False)
+        return not torch.is_grad_enabled() or not (self.ddp.training or self._trains_in_eval_mode is not False)
 
     def _note_mode(self) -> None:
         if self._trains_in_eval_mode is None:
-            self._trains_in_eval_mode = not self._ddp.training
-        elif self._engine is not None and not (self._ddp.training or self._trains_in_eval_mode):
+            self._trains_in_eval_mode = not self.ddp.training
+        elif self._engine is not None and not (self.ddp.training or self._trains_in_eval_mode):
             raise InputError(
                 f"--sync {self.strategy}: a backward pass in eval mode, in which the model is what hosts share",
                 hint="call model.train() before training goes on, or train in eval mode from the start",
@@ -257,7 +257,7 @@ class Sync:
 
     def _keep_trained(self, *_: object) -> None:
         if self._trained is None:
-            self._trained = _copies(self._ddp.module)
+            self._trained = _copies(self.ddp.module)
 
     def _give_shared(self, part: torch.nn.Module, state: dict[str, Any], prefix: str, _metadata: object) -> None:
         if self._trained is not None:

@@ -53,9 +53,9 @@ def leave_models_alone() -> None:
 
 def finish_models() -> None:
     """The script, or its process group, has come to a good end."""
-    unmodified = sys.modules.get("paceline.train.unmodified")
-    if unmodified is not None and not has_failed:
-        unmodified.finish()
+    wrapping = sys.modules.get("paceline.train.wrapping")  # no model was attached where nobody has imported it
+    if wrapping is not None and not has_failed:
+        wrapping.finish()
 
 
 _builds_models = True

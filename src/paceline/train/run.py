@@ -8,7 +8,6 @@ import json
 import math
 import os
 import secrets
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -75,7 +74,7 @@ def init(
     asked = choose(checks.strategy("sync", sync), os.environ.get("PACELINE_SYNC"))
     place = detect_place(os.environ)
     world = connect(place, timeout_s=timeout_s)
-    hosts = [name.decode() for name in world.gather_bytes((place.host or socket.gethostname()).encode())]
+    hosts = world.host_names()
     run = world.on_each_rank(
         "paceline.init", lambda: Run(world=world, hosts=hosts, sync=asked, precision=precision, seed=seed)
     )
@@ -150,9 +149,10 @@ class Run:
         wrapped: torch.nn.Module = model
         sync: Sync | None = None
         if self.world_size > 1:
-            wrapped, sync = wrap(model, self._asked, world=self._world, hosts=self._hosts, meter=self._meter)
+            sync = wrap(model, self._asked, world=self._world, hosts=self._hosts, meter=self._meter)
+            wrapped = sync.ddp
             if isinstance(sync.strategy, Outer):
-                self._precision.share_with(wrapped.process_group)
+                self._precision.share_with(sync.ddp.process_group)
         self._prepared = Prepared(
             model=model,
             optimizer=optimizer,

@@ -4,11 +4,8 @@ all ranks is attached as it is built. `train/guard.py` calls this."""
 from __future__ import annotations
 
 import os
-import socket
 import time
-import zlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -20,11 +17,11 @@ from paceline.cluster.detect import detect_place
 from paceline.errors import InputError
 from paceline.strategy import Outer, parse_sync
 from paceline.sync.collectives import Mesh
-from paceline.sync.hooks import Sync, attach, describe, fit
+from paceline.sync.hooks import describe
 from paceline.sync.meter import Meter
 from paceline.train.world import World
+from paceline.train.wrapping import spread
 
-_syncs: list[Sync] = []
 _meters: list[Meter] = []
 """Of each model. The first one's is told: a step with two models is one step."""
 
@@ -43,39 +40,20 @@ def build(ddp: DistributedDataParallel, init: Callable[..., None], *args: Any, *
         raise InputError(f"--sync {strategy}: delay_all_reduce_named_params reduces gradients in a way of its own")
     module = args[0] if args else kwargs["module"]
     world = _world(module)
-    mesh = Mesh.connect(_host_names(world), world.device, is_patient=isinstance(strategy, Outer))
-    meter = _meter(world, mesh)
-    fitted = fit(strategy, mesh)
-    if isinstance(fitted, Outer):
-        make_equal(module, world)
-        is_positional = any(isinstance(value, dist.ProcessGroup) for value in args)
-        args = tuple(mesh.host_group if isinstance(value, dist.ProcessGroup) else value for value in args)
-        kwargs |= {} if is_positional else {"process_group": mesh.host_group}
-    init(ddp, *args, **kwargs)
-    if len(_meters) == 1:
+    mesh = Mesh.connect(world.host_names(), world.device, is_patient=isinstance(strategy, Outer))
+    if not _meters:
         _say(describe(strategy, mesh))
-    _syncs.append(attach(ddp, fitted, mesh, meter))
+    meter = _meter(world, mesh)
 
+    def construct(group: dist.ProcessGroup | None) -> DistributedDataParallel:
+        given, named = args, kwargs
+        if group is not None:
+            given = tuple(group if isinstance(value, dist.ProcessGroup) else value for value in args)
+            named = kwargs if given != args else kwargs | {"process_group": group}
+        init(ddp, *given, **named)
+        return ddp
 
-def keep(sync: Sync) -> None:
-    """Have `finish` finish this one too, which `run.prepare` has made."""
-    _syncs.append(sync)
-
-
-def finish() -> None:
-    """The script has come to a good end, and leaves its process group: what is not shared yet is shared."""
-    # A script that has left the process group by itself leaves nothing to share with.
-    finished = _syncs[:] if dist.is_initialized() else []
-    _syncs.clear()
-    if len(finished) == 1:
-        finished[0].finish()
-    elif finished:
-        # At once, because another host may have more batches for any of them.
-        with ThreadPoolExecutor(len(finished)) as threads:
-            for _ in threads.map(Sync.finish, finished):
-                pass
-    for meter in _meters[:1]:
-        meter.tell()
+    spread(module, strategy, construct, world=world, mesh=mesh, meter=meter, counts_steps=True)
 
 
 def _spans_world(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -89,32 +67,11 @@ def _world(module: torch.nn.Module) -> World:
     return World(place=place, device=parameter.device, backend=dist.get_backend(), device_reason="the model's")
 
 
-def _host_names(world: World) -> list[str]:
-    """By rank. What `paceline run` calls the hosts, so that one machine may pass for two."""
-    name = world.place.host or socket.gethostname()
-    return [told.decode() for told in world.gather_bytes(name.encode())]
-
-
 def _meter(world: World, mesh: Mesh) -> Meter:
     tell = events.emit if not _meters else lambda _: None
-    _meters.append(Meter(clock_s=time.monotonic, tell=tell, measures_wait=world.device.type == "cpu"))
+    _meters.append(Meter(clock_s=time.monotonic, tell=tell, measures_wait=world.backend == "gloo"))
     _meters[0].traffic.append(mesh.traffic)
     return _meters[-1]
-
-
-def make_equal(module: torch.nn.Module, world: World) -> None:
-    """As DistributedDataParallel does where it spans all ranks: rank 0's weights and buffers on every one."""
-    tensors = [*module.parameters(), *module.buffers()]
-    shapes = " ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in tensors)
-    seen = (
-        f"{len(tensors)} tensors, {sum(tensor.numel() for tensor in tensors)} values, {zlib.crc32(shapes.encode()):08x}"
-    )
-    world.require_same("the model in DistributedDataParallel", seen)
-    with torch.no_grad():
-        for tensor in tensors:
-            row = tensor.detach().contiguous()
-            world.broadcast(row)
-            tensor.copy_(row)
 
 
 def _say(text: str) -> None:

@@ -81,6 +81,11 @@ class World:
         dist.all_gather(parts, padded)
         return [bytes(part[: int(size)].tolist()) for part, size in zip(parts, sizes, strict=True)]
 
+    def host_names(self) -> list[str]:
+        """By rank. What `paceline run` calls the hosts, so that one machine may pass for two."""
+        name = self.place.host or socket.gethostname()
+        return [told.decode() for told in self.gather_bytes(name.encode())]
+
     def on_rank_0(self, asked: str, work: Callable[[], bytes]) -> bytes:
         """Does `work` on rank 0 alone. Every rank gets its bytes, or raises the same CheckpointError, whatever
         was raised on rank 0; `asked` is what the script called."""
