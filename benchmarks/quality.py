@@ -310,14 +310,19 @@ def measure_gaps(args: argparse.Namespace, results: Results) -> None:
         report_gaps(entries, results, args.svg if task == "gpt" else None)
 
 
-def measure_wall(args: argparse.Namespace, results: Results) -> None:
-    """Tuned as fast as this machine can, then trained once more over slow links, each alone on the machine."""
+def wall_entries(args: argparse.Namespace) -> list[Entry]:
+    """The reference first. One sample per host and step, so that a step is short beside what crosses the links."""
     entries = []
-    others = [text for text in args.strategies or WALL if text != REFERENCE]
-    for text in (REFERENCE, *others):
+    for text in (REFERENCE, *(text for text in args.strategies or WALL if text != REFERENCE)):
         plain = entry(text, num_seeds=1, **size_of(args, "gpt"))
         stretch = 1.0 if text == REFERENCE else WALL_STRETCH
         entries.append(dataclasses.replace(plain, num_steps=round(plain.num_steps * stretch), batch=plain.num_hosts))
+    return entries
+
+
+def measure_wall(args: argparse.Namespace, results: Results) -> None:
+    """Tuned as fast as this machine can, then trained once more over slow links, each alone on the machine."""
+    entries = wall_entries(args)
     train_all(entries, results)
     rate = format_rate(WALL_BITS_PER_S)
     trials = [

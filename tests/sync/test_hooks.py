@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import time
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.errors import InputError
 from paceline.events import Event, Progress
 from paceline.strategy import Outer, parse_sync
+from paceline.sync import codecs
 from paceline.sync.collectives import Mesh
 from paceline.sync.hooks import attach, describe, fit
 from paceline.sync.meter import Meter
@@ -359,3 +362,37 @@ def every_step() -> None:
 
 def test_every_step(two_ranks: RankPool) -> None:
     two_ranks.run(every_step)
+
+
+def buffers_of_neighbours() -> torch.Tensor:
+    script = Trained(TWO_BY_TWO, "local:H=1", nn.BatchNorm1d(4), broadcast_buffers=False)
+    script.ddp(torch.full((2, 4), float(script.rank))).sum().backward()
+    script.optimizer.step()
+    script.sync.synchronize()
+    return script.module.running_mean.clone()
+
+
+def test_buffers_are_averaged_over_the_ranks_of_a_host_too(four_ranks: RankPool) -> None:
+    expected = torch.full((4,), 0.1 * (0 + 1 + 2 + 3) / 4)  # BatchNorm moves its mean by a tenth of the way
+    assert all(torch.allclose(found, expected) for found in four_ranks.run(buffers_of_neighbours))
+
+
+def compilations() -> list[int]:
+    """How often kernels are prepared for models whose trained values make rows of 100, of 99, and of 50 per lane."""
+    module = nn.Linear(199, 1)
+    frozen = nn.Sequential(nn.Linear(198, 1), nn.Linear(300, 300).requires_grad_(False))
+    with (
+        mock.patch.object(codecs, "COMPILED_FROM_VALUES", 100),
+        mock.patch.object(codecs, "prepare", return_value=None) as prepare,
+    ):
+        counts = []
+        for hosts, model in ((TWO_HOSTS, module), (TWO_HOSTS, frozen), (TWO_BY_TWO, module)):
+            if len(hosts) == int(os.environ["WORLD_SIZE"]):
+                Trained(hosts, "every:int8", copy.deepcopy(model))
+                counts.append(prepare.call_count)
+    return counts
+
+
+def test_kernels_are_compiled_for_what_is_trained_and_long_enough(two_ranks: RankPool, four_ranks: RankPool) -> None:
+    assert two_ranks.run(compilations) == [[1, 1]] * 2
+    assert four_ranks.run(compilations) == [[0]] * 4
