@@ -32,7 +32,7 @@ def found(trial):
 
 
 def test_the_grid_comes_first_and_then_the_other_seeds_of_its_best(quality, tmp_path):
-    entry = quality.entry("diloco:H=30@2", task="gpt", is_quick=False)
+    entry = quality.entry_of("diloco:H=30@2", task="gpt", is_quick=False)
     results = quality.Results(tmp_path / "results.json")
     first = entry.due(results)
     assert len(first) == 9
@@ -48,7 +48,7 @@ def test_the_grid_comes_first_and_then_the_other_seeds_of_its_best(quality, tmp_
 
 
 def test_what_is_in_the_file_is_not_due_again_but_what_failed_is(quality, tmp_path):
-    entry = quality.entry("every:int4", task="digits", is_quick=False)
+    entry = quality.entry_of("every:int4", task="digits", is_quick=False)
     results = quality.Results(tmp_path / "results.json")
     good, bad, _ = entry.due(results)
     results.add(bad, None)
@@ -62,7 +62,7 @@ def test_what_is_in_the_file_is_not_due_again_but_what_failed_is(quality, tmp_pa
 
 def test_the_report_fits_80_columns_and_the_chart_is_well_formed(quality, tmp_path, capsys):
     results = quality.Results(None)
-    entries = [quality.entry(text, task="gpt", is_quick=False) for text in ("every", "every:int8", "diloco:H=30")]
+    entries = [quality.entry_of(text, task="gpt", is_quick=False) for text in ("every", "every:int8", "diloco:H=30")]
     for entry in entries:
         while due := entry.due(results):
             for trial in due:
@@ -84,7 +84,7 @@ def test_time_to_loss_lies_between_two_points(quality):
 def test_the_wall_says_who_comes_to_the_loss_of_ddp_sooner(quality, tmp_path, capsys):
     results, trials = quality.Results(None), []
     for text, seconds in (("ddp", 100.0), ("diloco:H=30:int8", 20.0), ("streaming:H=30:lr=0.7", None)):
-        trials.append(quality.entry(text, task="gpt", is_quick=False).grid()[0])
+        trials.append(quality.entry_of(text, task="gpt", is_quick=False).grid()[0])
         curve = [[10, 10.0, 3.0], [600, seconds or 30.0, 2.0 if seconds else 2.1]]
         results.add(trials[-1], {"held_out_loss": curve[-1][2], "curve": curve})
     quality.report_wall(trials, results, tmp_path / "wall.svg")
