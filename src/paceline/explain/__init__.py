@@ -1,0 +1,1 @@
+"""What went wrong, told from the logs of the ranks."""
