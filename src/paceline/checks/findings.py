@@ -1,4 +1,5 @@
-"""What a check finds, and the list of all checks: their docstrings are the reference page and `paceline explain CHECK`."""
+"""What a check finds, and the list of all checks; their docstrings are the reference page, and what `paceline explain`
+tells of them."""
 
 from __future__ import annotations
 
