@@ -3,6 +3,7 @@
 PacelineError            anything below; the command line prints it without a traceback
 ├── InputError           what was typed or written in a file cannot be used           exit code 2
 ├── HostError            a host can't be reached or can't take part                   exit code 3
+│   └── HostsError       (launch/hosts.py) the same of several, with the reason of each
 ├── CheckpointError      a checkpoint is damaged, missing or of another shape         exit code 1
 ├── WorldError           the script's process group is not the one that was started   exit code 1
 └── InterruptedEarlyError  (launch/hosts.py) a signal came before the ranks started   exit code 128 + signal

@@ -35,6 +35,22 @@ class InterruptedEarlyError(PacelineError):
         self.exit_code = 128 + number
 
 
+class HostsError(HostError):
+    """One or several hosts can't take part; `failures` has the reason of each, by its index."""
+
+    def __init__(self, failures: Mapping[int, HostError]) -> None:
+        self.failures = dict(sorted(failures.items()))
+        first, *others = self.failures.values()
+        if not others:
+            super().__init__(first.message, hint=first.hint)
+            return
+        reasons = (
+            f"  {failure.message}" + (f"\n    {failure.hint}" if failure.hint else "")
+            for failure in self.failures.values()
+        )
+        super().__init__("\n".join([f"{len(failures)} hosts can't take part", *reasons]))
+
+
 class Hosts:
     """The open channels to the hosts of one run."""
 
@@ -44,23 +60,25 @@ class Hosts:
         self.channels: list[Channel] = []
         self.clock_offset_s: list[float] = [0.0] * len(hosts)
         """Add it to a host's monotonic time to get the driver's."""
+        self.run_id = ""
         self.runtime_digest = ""
         """Names the folder on each host in which this package now lies."""
         self._stop_heart = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
 
     def open(self, run_id: str, pythons: Sequence[str], *, grace_s: float) -> list[Facts]:
-        """Start an agent on every host; the facts of each. Raises HostError with a line for each host that failed."""
+        """Start an agent on every host; the facts of each. Raises HostsError."""
+        self.run_id = run_id
         self.runtime_digest, data = bootstrap.pack_runtime()
         first_bytes = bootstrap.first_bytes(self.runtime_digest, data)
-        failures: list[HostError] = []
+        failures: dict[int, HostError] = {}
         for index, (host, python) in enumerate(zip(self.hosts, pythons, strict=True)):
             try:
                 self.channels.append(open_channel(index, host, python, first_bytes, self.inbox))
             except HostError as error:
-                failures.append(error)
+                failures[index] = error
         if failures:
-            raise _together(failures)
+            raise HostsError(failures)
         hellos = self._gather(protocol.Hello, START_LIMIT_S, "start the agent", range(len(self.hosts)))
         for index, (hello, at_s) in hellos.items():
             self.clock_offset_s[index] = at_s - hello.monotonic_s
@@ -79,7 +97,7 @@ class Hosts:
     def ask(
         self, questions: Mapping[int, protocol.Message], answer: type[M], *, timeout_s: float, doing: str
     ) -> dict[int, M]:
-        """Send each host its question and wait for all answers. Raises HostError naming the hosts that failed."""
+        """Send each host its question and wait for all answers. Raises HostsError."""
         for index, question in questions.items():
             self.channels[index].send(question)
         return self.gather(answer, questions, timeout_s=timeout_s, doing=doing)
@@ -136,7 +154,7 @@ class Hosts:
                         failures[received.host_index] = HostError(text, hint=problem.hint or None)
                         waiting.discard(received.host_index)
         if failures:
-            raise _together([failures[index] for index in sorted(failures)])
+            raise HostsError(failures)
         return answers
 
     def close(self) -> None:
@@ -165,11 +183,3 @@ def open_hosts(hosts: Sequence[Host], inbox: Inbox) -> Generator[Hosts]:
         yield opened
     finally:
         opened.close()
-
-
-def _together(failures: Sequence[HostError]) -> HostError:
-    if len(failures) == 1:
-        return failures[0]
-    lines = [f"{len(failures)} hosts can't take part"]
-    lines += [f"  {failure.message}" + (f"\n    {failure.hint}" if failure.hint else "") for failure in failures]
-    return HostError("\n".join(lines))

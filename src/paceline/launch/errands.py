@@ -1,0 +1,110 @@
+"""Errands: a function of this package that runs on a host in a process of its own, with JSON in and JSON out.
+
+A process of its own, because a crash or a hang there must not touch the agent; started as a rank is, so that the same
+lease, the same watchdog and the same time limits hold for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import queue
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.launch import protocol
+from paceline.launch.facts import Facts
+from paceline.launch.hosts import Hosts, InterruptedEarlyError
+from paceline.launch.process import LEASE_VARIABLE
+from paceline.launch.transport import Closed, Received, Signalled
+
+_numbers = itertools.count()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Errand:
+    """What is to be done where."""
+
+    host: int
+    module: str
+    """A module of this package with a function `main(argument)` whose value can be written as JSON."""
+    argument: Any = None
+    """Can be written as JSON too; under 100 kB, as it stands on the process's command line. No secrets."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reply:
+    """What came of an errand."""
+
+    value: Any = None
+    problem: str = ""
+    """Why there is no value: the process's last words, or that it took too long."""
+
+
+def run_errands(hosts: Hosts, facts: Sequence[Facts], errands: Sequence[Errand], *, timeout_s: float) -> list[Reply]:
+    """Runs all errands at the same time; a reply for each, in their order, after `timeout_s` at the latest.
+
+    Nothing that happens on a host raises: it is in the reply. Raises InterruptedEarlyError for a signal.
+    """
+    running = {next(_numbers): place for place in range(len(errands))}
+    for number, place in running.items():
+        process = _process(number, errands[place], facts[errands[place].host], hosts)
+        hosts.channels[errands[place].host].send(protocol.StartRanks(ranks=[process]))
+    replies: dict[int, Reply] = {}
+    said: dict[tuple[int, str], bytes] = {}
+    deadline_s = time.monotonic() + timeout_s
+    while len(replies) < len(errands):
+        try:
+            received = hosts.inbox.get(timeout=max(0.0, deadline_s - time.monotonic()))
+        except queue.Empty:
+            break
+        match received:
+            case Signalled():
+                raise InterruptedEarlyError(received.number)
+            case Closed():
+                for place, errand in enumerate(errands):
+                    if errand.host == received.host_index:
+                        replies.setdefault(place, Reply(problem=str(received.reason)))
+            case Received(message=protocol.Output() as output) if output.rank in running:
+                key = running[output.rank], output.stream
+                said[key] = said.get(key, b"") + received.payload
+            case Received(message=protocol.RankEnded() as ended) if ended.rank in running:
+                place = running[ended.rank]
+                out, err = (said.get((place, stream), b"").decode(errors="replace") for stream in ("stdout", "stderr"))
+                replies.setdefault(place, _reply(out, err, ended.exit_code))
+            case Received(message=protocol.Problem() as problem):
+                for place, errand in enumerate(errands):
+                    if errand.host == received.host_index:
+                        replies.setdefault(place, Reply(problem=problem.message))
+            case _:  # a heartbeat, or the last words of an errand that nobody waits for any more
+                continue
+    late = Reply(problem=f"no answer within {timeout_s:.0f} s")
+    return [replies.get(place, late) for place in range(len(errands))]
+
+
+_CALL = """\
+import json, sys
+from {module} import main
+value = main(json.loads(sys.argv[1]))
+print("\\n" + json.dumps(value))
+"""
+
+
+def _process(number: int, errand: Errand, facts: Facts, hosts: Hosts) -> dict[str, Any]:
+    env = {
+        "PYTHONPATH": f"{facts.state_folder}/runtime/{hosts.runtime_digest}",
+        LEASE_VARIABLE: f"{hosts.run_id}/{errand.host}",
+    }
+    argv = [facts.python_path, "-c", _CALL.format(module=errand.module), json.dumps(errand.argument)]
+    return {"rank": number, "argv": argv, "env": env, "cwd": facts.state_folder}
+
+
+def _reply(out: str, err: str, exit_code: int) -> Reply:
+    """The value is the last line: libraries may have printed before."""
+    lines = out.splitlines()
+    if exit_code == 0 and lines:
+        return Reply(value=json.loads(lines[-1]))
+    words = err.strip().splitlines() or [f"it ended with exit code {exit_code} and no word"]
+    return Reply(problem=words[-1])
