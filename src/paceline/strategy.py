@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from paceline.bounds import require_number, require_whole, short
 from paceline.codec import (
     CODEC_NAMES,
     HEADER_BYTES,
@@ -22,9 +23,6 @@ from paceline.codec import (
     piece_slices,
     powersgd_values,
     reduced_bytes,
-    require_number,
-    require_whole,
-    short,
 )
 from paceline.errors import InputError
 
