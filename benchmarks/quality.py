@@ -3,14 +3,15 @@
     python benchmarks/quality.py --quick                             a few minutes: does it work at all
     python benchmarks/quality.py --json quality.json --svg quality.svg       hours
     python benchmarks/quality.py every:int4 diloco:H=30@2 --json FILE        these only, the second on two hosts
-    python benchmarks/quality.py diloco:H=30:lr=0.4@2 --task gpt --steps 3000 --lrs 0.004 --seeds 1     one, for longer
+    python benchmarks/quality.py every:int4 --task gpt --lrs 0.008 --seeds 8 --json FILE                a wider model
     sudo .venv/bin/python benchmarks/quality.py --wall --json wall.json --svg wall.svg
 
-Real training, from nothing: the model of examples/gpt.py on the source text of Python's standard library, less than one
-epoch of it, and a digits network with BatchNorm. Whatever the number of hosts, a step takes the same samples in the
-same order. The learning rate (and the outer one) of each way to synchronise is the best of the same small grid at
-seed 0; what is compared is then the held-out loss of the weights that all hosts share, seed by seed. Each host is a
-process of its own, all hosts of one training share a core, and there are as many trainings at a time as cores.
+Real training, from nothing: the model of examples/gpt.py, narrow, on the source text of Python's standard library, less
+than one epoch of it and 21 bytes for each parameter; and a digits network with BatchNorm. Whatever the number of hosts,
+a step takes the same samples in the same order. The learning rate (and the outer one) of each way to synchronise is
+the best of the same small grid at seed 0; what is compared is then the held-out loss of the weights that all hosts
+share, seed by seed. Each host is a process of its own, all hosts of one training share a core, and there are as many
+trainings at a time as cores.
 
 --wall does the same in small for four hosts, and then trains each at its best once more in a lab with slow links:
 how long until the loss is reached that PyTorch's own averaging ends with?
@@ -46,6 +47,7 @@ from paceline.strategy import parse_sync
 LIMIT_S = 3600.0
 ROOT = Path(__file__).resolve().parents[1]
 SYNCHRONOUS = "every"
+TASKS = ("small-gpt", "digits")
 MEASURED = ("every:int8", "every:int4", "diloco:H=30@2", "diloco:H=30")
 GLANCED_AT = (  # one seed, and the outer learning rate that goes with the name
     *("every:bf16", "every:powersgd=4", "every:topk", "local:H=8", "diloco:H=30:int4"),
@@ -181,10 +183,10 @@ def report_gaps(entries: list[Entry], results: Results, svg: Path | None) -> Non
 
 def measure_gaps(args: argparse.Namespace, results: Results) -> None:
     """The tasks, side by side."""
-    by_task = {task: entries_of(args, task) for task in args.task or ("gpt", "digits")}
+    by_task = {task: entries_of(args, task) for task in args.task or TASKS}
     train_all([entry for entries in by_task.values() for entry in entries], results)
     for task, entries in by_task.items():
-        report_gaps(entries, results, args.svg if task == "gpt" else None)
+        report_gaps(entries, results, args.svg if task == next(iter(by_task)) else None)
 
 
 def wall_entries(args: argparse.Namespace) -> list[Entry]:
@@ -266,12 +268,12 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="few steps, one seed, nothing tuned")
     parser.add_argument("--wall", action="store_true", help="loss against time in a lab with slow links; needs root")
-    parser.add_argument("--task", choices=("gpt", "digits"), action="append", help="this one only")
-    parser.add_argument("--steps", type=int, default=NUM_STEPS, help=f"of each training ({NUM_STEPS})")
+    parser.add_argument("--task", choices=tuple(NUM_STEPS), action="append", help="this one only")
+    parser.add_argument("--steps", type=int, help="of each training (as the task has it)")
     parser.add_argument("--lrs", type=float, nargs="+", metavar="LR", help="in place of the grid")
     parser.add_argument("--seeds", type=int, help=f"of the best of the grid ({NUM_SEEDS})")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where results are kept, and read from")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="a chart, of the language model")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="a chart, of the first task")
     args = parser.parse_args()
     if args.quick and (args.lrs or args.seeds):
         parser.error("--quick takes one learning rate and one seed")

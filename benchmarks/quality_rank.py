@@ -10,6 +10,7 @@ import sysconfig
 import time
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -45,11 +46,11 @@ class Task:
         return tuple(tensor.long() if tensor.dtype == torch.uint8 else tensor for tensor in chosen)
 
 
-def gpt() -> Task:
+def gpt(*, width: int, layers: int, heads: int) -> Task:
     """The language model of examples/gpt.py on the source of Python's standard library."""
     train, held_out = (torch.frombuffer(text, dtype=torch.uint8).unfold(0, CONTEXT + 1, CONTEXT) for text in corpus())
     evenly = torch.arange(HELD_OUT_WINDOWS) * len(held_out) // HELD_OUT_WINDOWS
-    return Task(GPT(width=128, layers=4, heads=4), (train,), (held_out[evenly],))
+    return Task(GPT(width=width, layers=layers, heads=heads), (train,), (held_out[evenly],))
 
 
 def corpus() -> tuple[bytearray, bytearray]:
@@ -89,7 +90,11 @@ def digits() -> Task:
     return Task(DigitsModel(), (pixels[train], labels[train]), (pixels[held_out], labels[held_out]))
 
 
-TASKS: dict[str, Callable[[], Task]] = {"gpt": gpt, "digits": digits}
+TASKS: dict[str, Callable[[], Task]] = {
+    "gpt": partial(gpt, width=128, layers=4, heads=4),
+    "small-gpt": partial(gpt, width=64, layers=2, heads=2),
+    "digits": digits,
+}
 
 
 def learning_rate(trial: Trial, step: int) -> float:

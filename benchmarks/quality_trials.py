@@ -10,9 +10,9 @@ from typing import Any
 
 from paceline.strategy import Outer, parse_sync
 
-LRS = {"gpt": (4e-3, 8e-3, 1.6e-2), "digits": (2e-3, 4e-3, 8e-3)}
-BATCHES = {"gpt": 16, "digits": 32}
-NUM_STEPS = 600
+LRS = {"gpt": (4e-3, 8e-3, 1.6e-2), "small-gpt": (8e-3, 1.6e-2, 3.2e-2), "digits": (2e-3, 4e-3, 8e-3)}
+BATCHES = {"gpt": 16, "small-gpt": 16, "digits": 32}
+NUM_STEPS = {"gpt": 600, "small-gpt": 1500, "digits": 600}  # small-gpt: 21 tokens for each parameter; gpt: 1.4
 OUTER_LRS = (0.4, 0.7, 1.0)  # of those that have momentum; plain averaging has nothing to tune
 NUM_SEEDS = 3
 
@@ -22,7 +22,7 @@ class Trial:
     """What one training is. Two with the same fields give the same loss, whatever the machine is doing."""
 
     task: str
-    """gpt or digits."""
+    """gpt, small-gpt or digits."""
     sync: str
     """How it is synchronised, as `--sync` has it; or ddp, PyTorch's own averaging without paceline."""
     num_hosts: int
@@ -126,10 +126,10 @@ class Results:
         return loss if loss is not None and math.isfinite(loss) else math.inf
 
 
-def entry_of(text: str, *, task: str, is_quick: bool, num_steps: int = NUM_STEPS, **more: Any) -> Entry:
+def entry_of(text: str, *, task: str, is_quick: bool, num_steps: int | None = None, **more: Any) -> Entry:
     """Of TEXT or TEXT@HOSTS, at the size in which the task is measured."""
     sync, _, hosts = text.partition("@")
-    batch = BATCHES[task]
+    batch, num_steps = BATCHES[task], num_steps or NUM_STEPS[task]
     if is_quick:
         num_steps, more = num_steps // 5, more | {"lrs": LRS[task][1:2], "outer_lrs": (), "num_seeds": 1}
     size = {"num_hosts": int(hosts or 4), "num_steps": num_steps, "batch": batch}
