@@ -193,7 +193,7 @@ _SHORT = {
     "warmup_steps": "warmup",
 }
 _FIELDS = {"H": "period_steps"} | {word: field for field, word in _SHORT.items()}
-_WHOLE = {"period_steps", "fragments", "delay_steps", "warmup_steps"}
+_WHOLE = {field.name for field in dataclasses.fields(Outer) if field.type == "int"}
 
 
 def parse_sync(text: str) -> Strategy:
