@@ -426,3 +426,37 @@ def test_a_round_without_training_keeps_what_the_codec_has_lost() -> None:
 
     for before, after in on_hosts(2, train):
         assert before.any() and before.equal(after)
+
+
+@pytest.mark.parametrize("sync", ["local:H=4", "streaming:H=4:P=2:tau=1", "eager:H=4:none"])
+def test_nothing_is_sent_at_the_end_where_all_is_shared(sync: str) -> None:
+    def train(mesh: ThreadMesh) -> tuple[int, int, torch.Tensor]:
+        host = Host(mesh, sync)
+        for step in range(8):
+            host.step(step)
+        host.engine.synchronize()
+        before = mesh.num_means
+        host.engine.synchronize()
+        host.engine.finish()
+        host.engine.finish()
+        return before, mesh.num_means, host.own()
+
+    (before, after, own), (_, _, other) = on_hosts(2, train)
+    assert after == before and own.equal(other)
+
+
+def test_the_last_round_leaves_nothing_out() -> None:
+    def train(mesh: ThreadMesh) -> tuple[torch.Tensor, torch.Tensor]:
+        host = Host(mesh, "sparseloco:H=100:ef=0", momentum=0)
+        codecs = []
+        mean = mesh.mean
+        mesh.mean = lambda *args, **named: codecs.append(named["codec"].name) or mean(*args, **named)  # type: ignore
+        for step in range(3):
+            host.step(step)
+        alone = host.own().clone()
+        host.engine.synchronize()
+        assert set(codecs) == {"none"}, "what topk leaves out would never be sent"
+        return alone, host.own()
+
+    (first, own), (second, other) = on_hosts(2, train)
+    assert own.equal(other) and torch.allclose(own, (first + second) / 2, atol=1e-6)

@@ -18,12 +18,15 @@ from typing import Any
 
 import torch
 
-from paceline.codec import piece_slices
+from paceline.codec import PLAIN, Codec, piece_slices
 from paceline.strategy import Outer
 from paceline.sync.buffers import SharedBuffers
 from paceline.sync.collectives import Mesh
 from paceline.sync.flat import FlatWeights, checksum
 from paceline.sync.rounds import Header, Round
+
+_ALL = -1
+"""In place of a fragment: not a round, but the question whether one is needed."""
 
 
 class OuterEngine:
@@ -73,20 +76,27 @@ class OuterEngine:
         fragment = self.strategy.due_fragment(self.steps - self.strategy.warmup_steps)
         if fragment is None:
             return
-        began = self._begin_round(fragment, arrives_step=self.steps + self.strategy.delay_steps)
+        began = self._begin_round(
+            fragment, arrives_step=self.steps + self.strategy.delay_steps, codec=self.strategy.codec
+        )
         if self.strategy.delay_steps:
             self._rounds.append(began)
         else:
             self._finish_round(began)
 
     def synchronize(self) -> None:
-        """Shares everything now: rounds under way are waited for, and each fragment has one more round. Afterwards
-        every rank's own weights are the shared ones."""
+        """Shares everything now: rounds under way are waited for, and where any host has trained since, each fragment
+        has one more round. Afterwards every rank's own weights are the shared ones."""
         if self._shared is None:
             return
         self._drain()
-        for fragment in range(self.strategy.fragments):
-            self._finish_round(self._begin_round(fragment, arrives_step=self.steps))
+        asked = Round(0, self.steps)
+        asked.headers = self._mesh.exchange(self._header(_ALL, num_samples=self._num_unshared()).pack())
+        asked.check(self._mesh.hosts)
+        # What topk leaves out is sent later, and there is no later.
+        codec = PLAIN if self.strategy.codec.name == "topk" else self.strategy.codec
+        for fragment in range(self.strategy.fragments) if asked.trained else ():
+            self._finish_round(self._begin_round(fragment, arrives_step=self.steps, codec=codec))
         self._weights.write(self._weights.everything, self._shared)
         if self.strategy.is_eager:
             self._start.copy_(self._shared)
@@ -243,21 +253,25 @@ class OuterEngine:
         )
         return [slice(part.start + cut.start, part.start + cut.stop) for cut in cuts]
 
-    def _header(self, fragment: int, *, is_serving: bool = False) -> Header:
+    def _num_unshared(self) -> int:
+        """Samples of which the others know nothing in some fragment."""
+        return self._num_samples - min(self._samples_before)
+
+    def _header(self, fragment: int, *, num_samples: int) -> Header:
         assert self._shared is not None
         return Header(
             steps=self.steps,
             fragment=fragment,
-            num_samples=0 if is_serving else self._num_samples - self._samples_before[fragment],
+            num_samples=num_samples,
             has_ended=int(self._has_ended),
             loads=self._loads,
-            checksum=checksum(self._shared[self._slice(fragment)]),
+            checksum=checksum(self._shared if fragment == _ALL else self._shared[self._slice(fragment)]),
         )
 
-    def _begin_round(self, fragment: int, *, arrives_step: int) -> Round:
+    def _begin_round(self, fragment: int, *, arrives_step: int, codec: Codec) -> Round:
         """Tells the others what this host has learned; returns while it travels."""
         started = Round(fragment, arrives_step)
-        header = self._header(fragment)
+        header = self._header(fragment, num_samples=self._num_samples - self._samples_before[fragment])
         started.headers = self._mesh.exchange(header.pack())
         self._samples_before[fragment] = self._num_samples
         for piece in self._pieces(fragment):
@@ -269,27 +283,29 @@ class OuterEngine:
             residual = None
             if self._residual is not None and header.num_samples:  # else it would be sent with weight zero, and lost
                 residual = self._residual[piece].mul_(self.strategy.error_feedback)
-            self._send(started, piece, residual)
+            self._send(started, piece, residual, codec)
         self._send_buffers(started)
         return started
 
     def _serve(self) -> Round | None:
         """Takes part, with weight zero, in the next round of those who have not ended; None when all have."""
         served = Round(0, self.steps)
-        served.headers = self._mesh.exchange(self._header(0, is_serving=True).pack())
+        served.headers = self._mesh.exchange(self._header(0, num_samples=0).pack())
         leader = next((header for header in served.told() if not header.has_ended), None)
         if leader is None:
             return None
+        if leader.fragment == _ALL:
+            return served
         served.fragment = leader.fragment
         for piece in self._pieces(served.fragment):
             self._delta[piece].zero_()
-            self._send(served, piece, residual=None)
+            self._send(served, piece, None, self.strategy.codec)
         self._send_buffers(served)
         return served
 
-    def _send(self, started: Round, piece: slice, residual: torch.Tensor | None) -> None:
+    def _send(self, started: Round, piece: slice, residual: torch.Tensor | None, codec: Codec) -> None:
         mean = self._mesh.mean(
-            self._delta[piece], codec=self.strategy.codec, sum_local=False, weights=started.shares, residual=residual
+            self._delta[piece], codec=codec, sum_local=False, weights=started.shares, residual=residual
         )
         started.pieces.append((piece, mean))
 
