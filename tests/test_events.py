@@ -19,6 +19,7 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
     str: st.text(),
     bool: st.booleans(),
     int: st.integers(),
+    int | None: st.none() | st.integers(),
     float: st.floats(allow_nan=False),
     float | None: st.none() | st.floats(allow_nan=False),
     tuple[str, ...]: st.lists(st.text()).map(tuple),

@@ -56,6 +56,8 @@ class RankFinished(Event):
     kind: ClassVar[str] = "rank_finished"
     alone: bool = False
     """It was one of several ranks and used PyTorch, but made no process group: it trained by itself."""
+    steps: int | None = None
+    """Optimizer steps that it has done; None where they were not counted."""
 
 
 class RankExited(Event):
@@ -66,6 +68,35 @@ class RankExited(Event):
     host: str
     exit_code: int
     attempt: int
+
+
+class RankStalled(Event):
+    """Nothing has moved in a rank for the time that `--stall-warning` names: where it stands."""
+
+    kind: ClassVar[str] = "rank_stalled"
+    step: int
+    """Optimizer steps done so far."""
+    collectives: int
+    """Begun so far in the world's process group; -1 where that can't be asked."""
+    doing: str
+    """The collective, the part of a DistributedDataParallel model, or the script."""
+    waits: bool
+    """It waits for other ranks; else it is in the script, outside any collective."""
+    busy: bool
+    """Its main thread has used the processor meanwhile."""
+    where: str
+    """The script's own file and line: train.py:41."""
+    text: str
+    """What stands in that line."""
+    since_s: float
+    """Seconds since it last moved."""
+
+
+class RankMoved(Event):
+    """A rank that had stalled moves again."""
+
+    kind: ClassVar[str] = "rank_moved"
+    step: int
 
 
 class Logged(Event):

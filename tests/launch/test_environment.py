@@ -56,6 +56,7 @@ TABLE = {
     "PACELINE_RANK": "0 1 2 3 4",
     "PACELINE_WORLD_SIZE": "5 5 5 5 5",
     "PACELINE_NUM_HOSTS": "2 2 2 2 2",
+    "PACELINE_STALL_WARNING_S": "60 60 60 60 60",
     "PACELINE_HOST": "alice alice bob bob bob",
     "PACELINE_RUN_ID": " ".join([PLAN.run_id] * 5),
     "PACELINE_ATTEMPT": "1 1 1 1 1",

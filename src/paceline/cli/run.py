@@ -28,7 +28,7 @@ from paceline.watch.fold import RunView, fold
 Kind = Literal["script", "module", "command"]
 
 _PATH = click.Path(path_type=Path)
-_GRACE_LIMIT_S = 86_400.0
+_LIMIT_S = 86_400.0
 _OURS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"}
 _LATE = {"-H", "--hosts", "--hostfile", "--dry-run", "--restarts", "--no-ship", "--sync"}
 _COUNT = click.IntRange(min=0)
@@ -84,6 +84,13 @@ def split_words(args: list[str], valued: set[str]) -> tuple[list[str], Kind, tup
 @click.option(
     "--grace", type=_SECONDS, default=5.0, metavar="SECONDS", help="Between asking ranks to end and forcing them.  [5]"
 )
+@click.option(
+    "--stall-warning",
+    type=_SECONDS,
+    default=60.0,
+    metavar="SECONDS",
+    help="Say where ranks stand that don't move for so long; 0: never.  [60]",
+)
 @click.option("--allow-mismatch", is_flag=True, help="Start although the hosts differ.")
 @click.option("--dry-run", is_flag=True, help="Show what would run where, and why; start nothing.")
 @click.option("--json", is_flag=True, help="With --dry-run: as JSON.")
@@ -99,6 +106,7 @@ def run(
     ship: bool,
     restarts: int,
     grace: float,
+    stall_warning: float,
     allow_mismatch: bool,
     dry_run: bool,
     json: bool,
@@ -108,8 +116,9 @@ def run(
     Anything that runs under torchrun runs here, unchanged.
     """
     chosen, hosts_reason = _choose_hosts(hosts, hostfile)
-    if not grace < _GRACE_LIMIT_S:  # also nan
-        raise InputError(f"--grace {grace}: expected seconds, at most {_GRACE_LIMIT_S:.0f} (a day)")
+    for name, seconds in (("--grace", grace), ("--stall-warning", stall_warning)):
+        if not seconds < _LIMIT_S:  # also nan
+            raise InputError(f"{name} {seconds}: expected seconds, at most {_LIMIT_S:.0f} (a day)")
     if not words:
         raise InputError("nothing to run", hint="paceline run [OPTIONS] train.py [ARGS], -m MODULE, or -- COMMAND")
     options = RunOptions(
@@ -127,6 +136,7 @@ def run(
         allow_mismatch=allow_mismatch,
         restarts=restarts,
         grace_s=grace,
+        stall_warning_s=stall_warning,
     )
     _check_script(options)
     _notice_late_options(options)

@@ -41,6 +41,8 @@ class RunPlan:
     max_restarts: int
     sync: Strategy | None = None
     """None: as the script does it."""
+    stall_warning_s: float = 60.0
+    """0: ranks are not watched."""
 
     @property
     def num_ranks(self) -> int:
@@ -110,6 +112,7 @@ def _shared_environment(plan: RunPlan, host_index: int, *, port: int, attempt: i
         "PACELINE_ATTEMPT": str(attempt),
         "PACELINE_WORLD_SIZE": world_size,
         "PACELINE_NUM_HOSTS": num_hosts,
+        "PACELINE_STALL_WARNING_S": f"{plan.stall_warning_s:g}",
         **({"PACELINE_SYNC": str(plan.sync)} if plan.sync is not None else {}),
         LEASE_VARIABLE: f"{plan.run_id}/{host_index}",
     }

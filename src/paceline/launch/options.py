@@ -34,6 +34,8 @@ class RunOptions:
     allow_mismatch: bool = False
     restarts: int = 0
     grace_s: float = 5.0
+    stall_warning_s: float = 60.0
+    """Ranks in which nothing moves for so long say where they stand; 0: never."""
 
     @property
     def script(self) -> Path | None:

@@ -86,6 +86,7 @@ def prepare(hosts: Hosts, options: RunOptions, run_id: str, *, dry_run: bool) ->
         master_addr=wires[0].address,
         max_restarts=options.restarts,
         sync=options.sync,
+        stall_warning_s=options.stall_warning_s,
     )
     return Prepared(
         plan=plan,
