@@ -1,5 +1,7 @@
 import contextlib
 import dataclasses
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from paceline.codec import CODEC_NAMES, HEADER_BYTES, PLAIN, Codec, exact_bytes, powersgd_values, reduced_bytes
 from paceline.errors import InputError
-from paceline.strategy import NAMED, EveryStep, Outer, Strategy, parse_sync
+from paceline.strategy import NAMED, EveryStep, Outer, Strategy, parse_sync, spell_out
 
 SHAPES = [[(256, 128), (256,)], [(1000, 64)]]
 NUM_VALUES = 256 * 128 + 256 + 1000 * 64
@@ -210,3 +212,36 @@ def test_strategies_can_not_be_changed_and_take_names_only() -> None:
         NAMED["local"].period_steps = 3  # type: ignore[misc]
     with pytest.raises(TypeError):
         Outer(8)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: EveryStep(codec="int4"), "codec is 'int4'; expected a Codec"),  # type: ignore[arg-type]
+        (lambda: Outer(period_steps=8, codec=None), "codec is None; expected a Codec"),  # type: ignore[arg-type]
+        (lambda: Outer(period_steps=8, nesterov="no"), "nesterov is 'no'; expected"),  # type: ignore[arg-type]
+        (lambda: Outer(period_steps=8, lr=10**400), "lr is 1000"),
+        (lambda: parse_sync(f"every:accumulate={'9' * 24}"), "at least 1 and at most 1000000000"),
+        (lambda: parse_sync(f"every:accumulate={'9' * 5000}"), r"'9{59}\.\.\.; expected a whole number"),
+        (lambda: parse_sync("every:\n\u202e"), r"--sync every:\\n\\u202e: "),
+        (lambda: parse_sync("int4"), "every:int4"),
+        (lambda: parse_sync("topk=0.1"), "every:topk=0.1"),
+    ],
+)
+def test_what_can_not_be_used_is_said_in_a_line(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(InputError) as raised:
+        make()
+    assert re.search(message, str(raised.value)) and all(len(line) < 200 for line in str(raised.value).splitlines())
+
+
+def test_every_setting_is_spelled_out() -> None:
+    assert spell_out(parse_sync("every:int8:accumulate=4")) == "gradients of 4 batches as int8"
+    assert spell_out(parse_sync("local:H=8")) == "what changed in 8 steps"
+    assert spell_out(parse_sync("streaming:H=30")) == (
+        "what changed in 30 steps as int4, in 8 parts that take turns, 2 steps late, of which 0.5 is taken over, "
+        "outer lr 0.4, Nesterov momentum 0.9"
+    )
+    assert spell_out(parse_sync("post-local:H=8:warmup=5")) == (
+        "what changed in 8 steps, gradients at every step in the first 5"
+    )
+    assert str(parse_sync("post-local:H=8:warmup=5")) == "post-local:H=8:warmup=5"

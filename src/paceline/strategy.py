@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from paceline.bounds import require_number, require_whole, short
+from paceline.bounds import MOST_STEPS, require_number, require_whole, short, shown
 from paceline.codec import (
     CODEC_NAMES,
     HEADER_BYTES,
@@ -36,7 +36,8 @@ class EveryStep:
     """Batches whose gradients are added up before they are averaged and the optimizer takes one step, at least 1."""
 
     def __post_init__(self) -> None:
-        require_whole("accumulate", self.accumulate_steps, at_least=1)
+        _require_codec(self.codec)
+        require_whole("accumulate", self.accumulate_steps, at_least=1, at_most=MOST_STEPS)
 
     def wire_bytes(
         self, buckets: Sequence[Sequence[Shape]], *, num_hosts: int, lanes: int = 1, value_bytes: int = 4
@@ -96,14 +97,17 @@ class Outer:
     """Steps at the start in which gradients are averaged exactly at every step."""
 
     def __post_init__(self) -> None:
-        require_whole("H", self.period_steps, at_least=1)
+        _require_codec(self.codec)
+        require_whole("H", self.period_steps, at_least=1, at_most=MOST_STEPS)
         require_whole("P", self.fragments, at_least=1, at_most=self.period_steps, because="at most H")
         require_whole("tau", self.delay_steps, at_least=0, at_most=self.period_steps, because="at most H")
         require_number("mix", self.mix, at_least=0.0, below=1.0)
         require_number("ef", self.error_feedback, at_least=0.0, at_most=1.0)
         require_number("lr", self.lr, above=0.0)
         require_number("momentum", self.momentum, at_least=0.0, below=1.0)
-        require_whole("warmup", self.warmup_steps, at_least=0)
+        require_whole("warmup", self.warmup_steps, at_least=0, at_most=MOST_STEPS)
+        if self.nesterov not in (True, False):
+            raise InputError(f"nesterov is {self.nesterov!r}; expected True or False")
         if self.codec.name == "powersgd":
             raise InputError(
                 "powersgd compresses one matrix at a time, and an outer round sends slices of all weights",
@@ -148,7 +152,10 @@ class Outer:
         return sent / self.period_steps
 
     def __str__(self) -> str:
-        name, defaults = min(NAMED.items(), key=lambda named: len(self._differing(named[1])))
+        def unlike(named: tuple[str, Outer]) -> tuple[int, bool]:
+            return len(self._differing(named[1])), bool(named[1].warmup_steps) != bool(self.warmup_steps)
+
+        name, defaults = min(NAMED.items(), key=unlike)
         return ":".join([name, f"H={self.period_steps}", *self._words(self._differing(defaults))])
 
     def _differing(self, defaults: Outer) -> list[str]:
@@ -164,6 +171,11 @@ class Outer:
         for name in names:
             value = getattr(self, name)
             yield str(value) if name == "codec" else f"{_SHORT[name]}={short(value)}"
+
+
+def _require_codec(codec: object) -> None:
+    if not isinstance(codec, Codec):
+        raise InputError(f"codec is {codec!r}; expected a Codec", hint='from text: paceline.parse_sync("every:int4")')
 
 
 Strategy = EveryStep | Outer
@@ -196,6 +208,32 @@ _FIELDS = {"H": "period_steps"} | {word: field for field, word in _SHORT.items()
 _WHOLE = {field.name for field in dataclasses.fields(Outer) if field.type == "int"}
 
 
+def spell_out(strategy: Strategy) -> str:
+    """What the strategy does, for whoever reads its name for the first time: every setting, also those that the name
+    brings along."""
+    codec = "" if strategy.codec == PLAIN else f" as {strategy.codec}"
+    if isinstance(strategy, EveryStep):
+        often = f"of {strategy.accumulate_steps} batches" if strategy.accumulate_steps > 1 else "at every step"
+        return f"gradients {often}{codec}"
+    words = [f"what changed in {strategy.period_steps} steps{codec}"]
+    if strategy.fragments > 1:
+        words.append(f"in {strategy.fragments} parts that take turns")
+    if strategy.is_eager:
+        words.append("a period late, a host's own share at once")
+    elif strategy.delay_steps:
+        words.append(f"{strategy.delay_steps} steps late")
+    if strategy.mix:
+        words.append(f"of which {short(1 - strategy.mix)} is taken over")
+    if strategy.error_feedback:
+        words.append(f"{short(strategy.error_feedback)} of what the codec loses sent later")
+    if strategy.momentum or strategy.lr != 1.0:
+        momentum = f", {'Nesterov ' if strategy.nesterov else ''}momentum {short(strategy.momentum)}"
+        words.append(f"outer lr {short(strategy.lr)}{momentum if strategy.momentum else ''}")
+    if strategy.warmup_steps:
+        words.append(f"gradients at every step in the first {strategy.warmup_steps}")
+    return ", ".join(words)
+
+
 def parse_sync(text: str) -> Strategy:
     """The strategy that a `--sync` text names: a name, then fields after colons; a bare word is the codec.
 
@@ -207,13 +245,15 @@ def parse_sync(text: str) -> Strategy:
     try:
         return _parse(text)
     except InputError as error:
-        raise InputError(f"--sync {text}: {error.message}", hint=error.hint) from None
+        raise InputError(f"--sync {shown(text)}: {error.message}", hint=error.hint) from None
 
 
 def _parse(text: str) -> Strategy:
     name, *words = text.split(":")
     if name != "every" and name not in NAMED:
-        raise InputError(f"{name!r} is no way to synchronise", hint=f"one of every, {', '.join(NAMED)}")
+        if name.partition("=")[0] in CODEC_NAMES:
+            raise InputError(f"{shown(name)} is a codec", hint=f"at every step: every:{shown(text)}")
+        raise InputError(f"{shown(repr(name))} is no way to synchronise", hint=f"one of every, {', '.join(NAMED)}")
     known = ["accumulate"] if name == "every" else list(_FIELDS)
     values: dict[str, str] = {}
     codec: Codec | None = None
@@ -221,11 +261,11 @@ def _parse(text: str) -> Strategy:
         field, has_value, value = word.partition("=")
         if field in CODEC_NAMES:
             if codec is not None:
-                raise InputError(f"two codecs, {codec} and {word}")
+                raise InputError(f"two codecs, {codec} and {shown(word)}")
             codec = _parse_codec(field, value if has_value else None)
         elif not has_value or field not in known:
             expected = f"a codec ({', '.join(CODEC_NAMES)}) or one of {', '.join(f'{field}=' for field in known)}"
-            raise InputError(f"{word!r} is not known to {name}", hint=f"expected {expected}")
+            raise InputError(f"{shown(repr(word))} is not known to {name}", hint=f"expected {expected}")
         elif field in values:
             raise InputError(f"{field} is given twice")
         else:
@@ -269,4 +309,4 @@ def _number(field: str, value: str, *, whole: bool) -> float:
         return int(value) if whole else float(value)
     except ValueError:
         kind = "a whole number" if whole else "a number"
-        raise InputError(f"{field} is {value!r}; expected {kind}") from None
+        raise InputError(f"{field} is {shown(repr(value))}; expected {kind}") from None

@@ -34,5 +34,5 @@ def test_a_dry_run_shows_it(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     run.main(["--sync", "every:accumulate=2:int4", "--dry-run", "train.py"], standalone_mode=False)
     shown = capsys.readouterr().out.splitlines()
-    assert "sync: every:int4:accumulate=2: asked for with --sync" in shown
+    assert "sync: every:int4:accumulate=2, from --sync: hosts exchange gradients of 2 batches as int4" in shown
     assert "  PACELINE_SYNC=every:int4:accumulate=2" in shown

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from paceline.errors import InputError
 from paceline.strategy import EveryStep, parse_sync
 from paceline.sync.collectives import Mesh
 from paceline.sync.every_step import EveryStepHook
@@ -117,6 +118,21 @@ def test_accumulation_sends_nothing_in_between(sync: str, two_ranks: RankPool) -
         assert [count > 0 for count in counts] == [False, False, True] * 2
         moved = [not torch.equal(before, after) for before, after in itertools.pairwise(weights)]
         assert moved == [False, True, False, False, True]  # momentum and weight decay move nothing in between
+
+
+def step_with_a_closure() -> str:
+    trainee = Trainee("ab", "every:accumulate=2")
+    other = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    other.step(lambda: 0.0)  # has nothing to do with the model
+    with pytest.raises(InputError) as raised:
+        trainee.optimizer.step(lambda: trainee.ddp(batch(0, 0)).sum().backward())
+    trainee.close()
+    return raised.value.message
+
+
+def test_a_closure_can_not_be_added_up(two_ranks: RankPool) -> None:
+    told = two_ranks.run(step_with_a_closure)
+    assert told[0].startswith("every:accumulate=2: optimizer.step(closure) computes gradients within the step")
 
 
 def scaled_window() -> list[float]:

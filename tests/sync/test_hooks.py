@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import os
@@ -396,3 +397,22 @@ def compilations() -> list[int]:
 def test_kernels_are_compiled_for_what_is_trained_and_long_enough(two_ranks: RankPool, four_ranks: RankPool) -> None:
     assert two_ranks.run(compilations) == [[1, 1]] * 2
     assert four_ranks.run(compilations) == [[0]] * 4
+
+
+def warned() -> str:
+    script = Trained(TWO_HOSTS, "post-local:H=4:warmup=2")
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        script.module.state_dict()
+        script.step(2)
+        script.module.state_dict()  # all weights are shared so far
+        script.step(2)
+        script.module.state_dict()
+        script.module.state_dict()
+    script.sync.finish()
+    return said.getvalue()
+
+
+def test_what_is_saved_in_mid_period_is_said_once(two_ranks: RankPool) -> None:
+    told = "paceline: state_dict at step 4 gives what hosts share, the weights of step 2: they share every 4 steps"
+    first, second = two_ranks.run(warned)
+    assert first == f"{told} (said once)\n" and second == ""

@@ -40,6 +40,10 @@ def models() -> str:
         alone.register_comm_hook(None, lambda state, bucket: None)
         with pytest.raises(InputError, match="delay_all_reduce_named_params"):
             build(nn.Linear(2, 2), delay_all_reduce_named_params=[("weight", None)])
+        with pytest.raises(InputError, match="weight has no shape yet"):
+            build(nn.LazyLinear(2))
+        with pytest.raises(InputError, match=r"1\.weight is on the meta device"):
+            build(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta")))
         torch.manual_seed(rank)
         taken = build(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), process_group=dist.group.WORLD)
         with pytest.raises(WorldError, match="the model in DistributedDataParallel differs between the ranks"):

@@ -77,7 +77,7 @@ def split_words(args: list[str], valued: set[str]) -> tuple[list[str], Kind, tup
 @click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Give the ranks a variable; may be repeated.")
 @click.option("--nic", metavar="NAME|NETWORK", help="Use this interface or network.  [found by trying]")
 @click.option(
-    "--sync", metavar="TEXT", help="How hosts synchronise: every:int4, diloco:H=100, ...  [as the script does]"
+    "--sync", metavar="TEXT", help="How hosts synchronise: every:int4, diloco:H=100, ...; README lists them.  [as the script does]"
 )
 @click.option("--ship/--no-ship", default=True, help="Copy the project to hosts that don't share it.  [yes]")
 @click.option("--restarts", type=_COUNT, default=0, metavar="N", help="Start all ranks again after a failure.  [0]")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from paceline.launch.environment import HostPlan, RunPlan, choose_num_threads
 from paceline.network.wires import Wire
+from paceline.strategy import spell_out
 
 _MOST_NAMES = 3
 
@@ -43,7 +44,7 @@ def explain_choices(
     """Every choice, host by host."""
     yield Reason(what="hosts", why=hosts_why)
     if plan.sync is not None:
-        yield Reason(what="sync", why=f"{plan.sync}: asked for with --sync")
+        yield Reason(what="sync", why=f"{plan.sync}, from --sync: hosts exchange {spell_out(plan.sync)}")
     for index, host in enumerate(plan.hosts):
         place = places[index]
         threads, threads_why = choose_num_threads(host)
@@ -63,7 +64,7 @@ def summarise_choices(
         interfaces = ", ".join(f"{interface} on {names}" for interface, names in found)
         yield Reason(what="wires", why=f"{interfaces}; every pair of hosts was tried")
     if plan.sync is not None:
-        yield Reason(what="sync", why=str(plan.sync))
+        yield Reason(what="sync", why=f"{plan.sync}: {spell_out(plan.sync)}")
     threads = _grouped((host.name, _describe_threads(host)) for host in plan.hosts)
     yield Reason(what="threads", why="; ".join(f"{text} on {names}" for text, names in threads))
     copies = [(host.name, place) for host, place in zip(plan.hosts, places, strict=True) if place.num_sent is not None]

@@ -11,6 +11,7 @@ from torch.futures import Future
 from torch.nn import Parameter
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from paceline.errors import InputError
 from paceline.strategy import EveryStep
 from paceline.sync.collectives import Mesh
 from paceline.sync.powersgd import PowerSgd
@@ -173,10 +174,22 @@ class EveryStepHook:
             return self._powersgd.mean(flat, bucket, residual)
         return self._mesh.mean(flat, codec=self._codec, sum_local=True, residual=residual)
 
-    def _before_optimizer_step(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+    def _before_optimizer_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is not None and self._is_ours(optimizer):  # its backward pass would come too late to be left out
+            raise InputError(
+                f"{self.strategy}: optimizer.step(closure) computes gradients within the step, which can't be added up",
+                hint="leave accumulate out, or call backward() before optimizer.step()",
+            )
         if not self.is_accumulating:
             return
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter in self._sums:
                     parameter.grad = None
+
+    def _is_ours(self, optimizer: torch.optim.Optimizer) -> bool:
+        ours = set(self._parameters)
+        return any(parameter in ours for group in optimizer.param_groups for parameter in group["params"])

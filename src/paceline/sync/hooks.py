@@ -7,6 +7,7 @@ move; around any other forward, and in `state_dict`, the module holds what all h
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -22,6 +23,9 @@ from paceline.sync.collectives import Mesh
 from paceline.sync.every_step import EveryStepHook
 from paceline.sync.meter import Meter
 from paceline.sync.outer import OuterEngine
+
+_COMPILES_LONG_S = 2.0
+"""After so long somebody wonders."""
 
 
 def fit(strategy: Strategy, mesh: Mesh) -> Strategy:
@@ -69,10 +73,19 @@ def attach(
     num_values = sum(parameter.numel() for parameter in ddp.parameters() if parameter.requires_grad)
     row_values = num_values // (mesh.num_hosts * mesh.lanes)  # the longest that is ever encoded together
     if row_values >= codecs.COMPILED_FROM_VALUES:
+        notice = threading.Timer(_COMPILES_LONG_S, _say, [mesh, f"compiling {strategy.codec}, once on each host ..."])
+        notice.start()
         told = codecs.prepare(strategy.codec, mesh.device, mesh.num_hosts)
-        if told is not None and mesh.rank == 0:
-            print(f"paceline: {told}", flush=True)
+        notice.cancel()
+        notice.join()
+        if told is not None:
+            _say(mesh, told)
     return sync
+
+
+def _say(mesh: Mesh, text: str) -> None:
+    if mesh.rank == 0:
+        print(f"paceline: {text}", flush=True)
 
 
 class Sync:
@@ -96,6 +109,7 @@ class Sync:
         self._trained: list[torch.Tensor] | None = None
         """What the module held before the script loaded other weights. Those are its own business until it trains
         again: a rank may load some for a last evaluation, alone."""
+        self._has_warned = False
         self._trains_in_eval_mode: bool | None = None
         """What the first backward pass shows; None before it, when evaluation and training see the same weights."""
         self._swaps: list[contextlib.AbstractContextManager[None] | None] = []
@@ -263,9 +277,22 @@ class Sync:
         if self._trained is not None:
             return
         assert self._engine is not None
+        if self._counts_steps and not self._has_warned:
+            self._warn_of_age(self._engine)
         for name, own in _direct_tensors(part):
             if prefix + name in state and (shared := self._engine.shared_value(own)) is not None:
                 state[prefix + name] = shared.detach()
+
+    def _warn_of_age(self, engine: OuterEngine) -> None:
+        unshared = engine.num_unshared_steps
+        if unshared is None or not unshared + self._step_is_pending:
+            return
+        self._has_warned = True
+        _say(
+            self._mesh,
+            f"state_dict at step {engine.steps + self._step_is_pending} gives what hosts share, the weights of step "
+            f"{engine.steps - unshared}: they share every {engine.strategy.period_steps} steps (said once)",
+        )
 
     def _refuse_comm_hook(self, *_: object, **__: object) -> None:
         raise InputError(

@@ -47,6 +47,7 @@ class OuterEngine:
         self._num_samples = 0
         self._samples_before = [0] * strategy.fragments
         """Samples seen when each fragment's last round began."""
+        self._shared_step = 0  # when the last round that has arrived began
         self._loads = 0
         self._has_ended = False
 
@@ -54,6 +55,11 @@ class OuterEngine:
     def averages_gradients(self) -> bool:
         """Whether gradients are to be averaged over all hosts, because this step belongs to the warm-up."""
         return self.steps < self.strategy.warmup_steps
+
+    @property
+    def num_unshared_steps(self) -> int | None:
+        """Steps since the last round that has arrived began; None during the warm-up."""
+        return None if self._shared is None else self.steps - self._shared_step
 
     def begin(self) -> None:
         """The first training step begins: what the weights are now is what all hosts share. Does nothing later."""
@@ -85,8 +91,8 @@ class OuterEngine:
             self._finish_round(began)
 
     def synchronize(self) -> None:
-        """Shares everything now: rounds under way are waited for, and where any host has trained since, each fragment
-        has one more round. Afterwards every rank's own weights are the shared ones."""
+        """Shares everything now: waits for rounds under way, and where any host has trained since, has one more of
+        each fragment. Afterwards every rank's own weights are the shared ones."""
         if self._shared is None:
             return
         self._drain()
@@ -97,6 +103,7 @@ class OuterEngine:
         codec = PLAIN if self.strategy.codec.name == "topk" else self.strategy.codec
         for fragment in range(self.strategy.fragments) if asked.trained else ():
             self._finish_round(self._begin_round(fragment, arrives_step=self.steps, codec=codec))
+        self._shared_step = self.steps
         self._weights.write(self._weights.everything, self._shared)
         if self.strategy.is_eager:
             self._start.copy_(self._shared)
@@ -233,6 +240,7 @@ class OuterEngine:
         if self.strategy.is_eager:
             self._start.copy_(self._shared)
         self._buffers.take_own()
+        self._shared_step = self.steps
         self._samples_before = [self._num_samples] * self.strategy.fragments
 
     def _drop_rounds(self) -> None:
@@ -288,7 +296,7 @@ class OuterEngine:
         return started
 
     def _serve(self) -> Round | None:
-        """Takes part, with weight zero, in the next round of those who have not ended; None when all have."""
+        """Takes part, with weight zero, in the next exchange of those who have not ended; None when all have."""
         served = Round(0, self.steps)
         served.headers = self._mesh.exchange(self._header(0, num_samples=0).pack())
         leader = next((header for header in served.told() if not header.has_ended), None)
@@ -304,9 +312,8 @@ class OuterEngine:
         return served
 
     def _send(self, started: Round, piece: slice, residual: torch.Tensor | None, codec: Codec) -> None:
-        mean = self._mesh.mean(
-            self._delta[piece], codec=codec, sum_local=False, weights=started.shares, residual=residual
-        )
+        delta = self._delta[piece]
+        mean = self._mesh.mean(delta, codec=codec, sum_local=False, weights=started.shares, residual=residual)
         started.pieces.append((piece, mean))
 
     def _carries_buffers(self, exchange: Round) -> bool:
@@ -321,6 +328,7 @@ class OuterEngine:
         """Waits for the mean delta, and moves the shared weights and, towards them, this rank's own."""
         assert self._shared is not None
         arrived.check(self._mesh.hosts)
+        self._shared_step = arrived.arrives_step - self.strategy.delay_steps
         for piece, mean in arrived.pieces:
             gradient = mean.wait()
             if arrived.trained:

@@ -20,7 +20,7 @@ from paceline.sync.collectives import Mesh
 from paceline.sync.hooks import describe
 from paceline.sync.meter import Meter
 from paceline.train.world import World
-from paceline.train.wrapping import spread
+from paceline.train.wrapping import require_weights, spread
 
 _meters: list[Meter] = []
 """Of each model. The first one's is told: a step with two models is one step."""
@@ -39,6 +39,7 @@ def build(ddp: DistributedDataParallel, init: Callable[..., None], *args: Any, *
     if kwargs.get("delay_all_reduce_named_params") is not None:
         raise InputError(f"--sync {strategy}: delay_all_reduce_named_params reduces gradients in a way of its own")
     module = args[0] if args else kwargs["module"]
+    require_weights(module)
     world = _world(module)
     mesh = Mesh.connect(world.host_names(), world.device, is_patient=isinstance(strategy, Outer))
     if not _meters:

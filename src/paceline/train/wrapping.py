@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
+from paceline.errors import InputError
 from paceline.strategy import EveryStep, Outer, Strategy, parse_sync
 from paceline.sync import hooks
 from paceline.sync.collectives import Mesh
@@ -41,9 +44,21 @@ def choose(sync: Strategy, text: str | None) -> Asked:
     return Asked(told, "--sync" if sync in (told, EXACT) else f"--sync, instead of paceline.init's {sync}")
 
 
+def require_weights(module: torch.nn.Module) -> None:
+    """Raises InputError that names a parameter or buffer which has no values yet."""
+    for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
+        if is_lazy(tensor):
+            hint = "call the model once before it is wrapped, so that it learns its shapes"
+            raise InputError(f"the model's {name} has no shape yet (a lazy module)", hint=hint)
+        if tensor.is_meta:
+            hint = "model.to_empty(device=...), and give it its weights, before it is wrapped"
+            raise InputError(f"the model's {name} is on the meta device, without values", hint=hint)
+
+
 def wrap(model: torch.nn.Module, asked: Asked, *, world: World, hosts: list[str], meter: Meter) -> Sync:
     """The model in DistributedDataParallel, for a loop that counts its own steps. Every rank calls it; `hosts` names
     the host of each. Rank 0 says what becomes of a strategy that was asked for."""
+    require_weights(model)
     mesh = Mesh.connect(hosts, world.device, is_patient=isinstance(asked.strategy, Outer))
     meter.traffic.append(mesh.traffic)
     if world.rank == 0 and asked.strategy != EXACT:
