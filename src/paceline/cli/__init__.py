@@ -10,6 +10,7 @@ import click
 
 from paceline import __version__
 from paceline.cli import lab
+from paceline.cli.check import check
 from paceline.cli.run import run
 from paceline.errors import PacelineError
 
@@ -21,6 +22,7 @@ def app() -> None:
 
 
 app.add_command(run)
+app.add_command(check)
 app.add_command(lab.app)
 
 

@@ -1,0 +1,214 @@
+"""The whole examination: opens the hosts that can be opened, runs every check, and lets none of them end the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import secrets
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from paceline.checks.differences import Row, compare_hosts
+from paceline.checks.findings import Finding, check, worst_first
+from paceline.checks.gpu import GPU_CHECKS
+from paceline.checks.host import HOST_CHECKS
+from paceline.checks.patients import Examination, Patient, read_vitals
+from paceline.checks.surroundings import SURROUNDINGS_CHECKS
+from paceline.checks.verdicts import Verdict, as_findings, failure, listen, ok
+from paceline.cluster.spec import Host, resolve_slots
+from paceline.errors import HostError
+from paceline.launch.facts import Facts
+from paceline.launch.gpus import count_gpus
+from paceline.launch.hosts import Hosts, HostsError, open_hosts
+from paceline.launch.signals import signals_into
+from paceline.launch.wiring import find_wires
+from paceline.network.candidates import Nic
+
+Depth = Literal["quick", "full"]
+_GRACE_S = 0.5
+"""What errands that still run get when the examination ends."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckOptions:
+    """One `paceline check`."""
+
+    hosts: tuple[Host, ...]
+    python: str | None = None
+    """The interpreter on all hosts that don't name their own; None: the one that runs paceline."""
+    nic: Nic | None = None
+    depth: Depth = "full"
+    imports: tuple[str, ...] = ()
+    """Modules that the script imports."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Examined:
+    """All that was found."""
+
+    patients: tuple[Patient, ...]
+    rows: tuple[Row, ...]
+    findings: tuple[Finding, ...]
+    """The worst first."""
+
+
+@check("reachable")
+def check_reachable(error: HostError | None) -> Iterator[Verdict]:
+    """Each host lets paceline in.
+
+    What it looks at
+        Whether ssh logs in without a question, whether the interpreter is there, and whether the agent answers.
+
+    Why it matters
+        Nothing can be started on a host that asks for a password, or whose key is not known here.
+
+    How to mend it
+        What the line says: a key (`ssh-copy-id`), a host key, the interpreter's path.
+    """
+    if error is None:
+        yield ok("ssh, the interpreter and the agent work")
+        return
+    yield failure(error.message.partition(": ")[2] or error.message, error.hint or "")
+
+
+@check("vitals")
+def check_vitals(problem: str) -> Iterator[Verdict]:
+    """Each host tells of itself.
+
+    What it looks at
+        Whether a small process of paceline's could read the host's details.
+
+    Why it matters
+        Ranks are started in the same way: what stops this one stops them too.
+
+    How to mend it
+        What the line says; try the interpreter by hand on that host.
+    """
+    if problem:
+        yield failure(f"a process there could not read the host's details: {problem}", "")
+    else:
+        yield ok("its details could be read")
+
+
+@check("wires")
+def check_wires(error: HostError | None) -> Iterator[Verdict]:
+    """Every host reaches every other one.
+
+    What it looks at
+        A connection from each address of each host to each address of the others, on ports that nobody chose, with a
+        secret that proves who answered.
+
+    Why it matters
+        PyTorch's ranks all talk to each other, on random ports. A single pair that can't makes the start hang.
+
+    How to mend it
+        Let the hosts of the cluster through each other's firewall; name the right network with `--nic`.
+    """
+    if error is None:
+        yield ok("every pair of hosts can talk")
+    else:
+        yield failure(error.message, error.hint or "")
+
+
+@check("slots")
+def check_slots(reason: str, problem: str) -> Iterator[Verdict]:
+    """As many ranks as were asked for find their GPUs.
+
+    What it looks at
+        `HOST:SLOTS`, `slots=` and `gpus=` against the GPUs that the host has.
+
+    Why it matters
+        A GPU that isn't there can't be used, and the run does not start.
+
+    How to mend it
+        Correct the number in -H or in the hostfile.
+    """
+    if problem:
+        yield failure(problem, "correct gpus= or slots= in the hostfile")
+    else:
+        yield ok(reason)
+
+
+def examine(options: CheckOptions) -> Examined:
+    """Runs it all. Raises InterruptedEarlyError for a signal; whatever else happens is a finding."""
+    hosts = list(options.hosts)
+    unopened: list[Finding] = []
+    while hosts:
+        try:
+            found = _examine_all(hosts, options)
+        except HostsError as error:  # those that could be opened are opened anew, without the others
+            for index, failed in error.failures.items():
+                unopened += as_findings(check_reachable, hosts[index].name, listen(check_reachable, failed))
+            hosts = [host for index, host in enumerate(hosts) if index not in error.failures]
+        else:
+            return dataclasses.replace(found, findings=tuple(worst_first([*unopened, *found.findings])))
+    return Examined(patients=(), rows=(), findings=tuple(worst_first(unopened)))
+
+
+def _examine_all(hosts: Sequence[Host], options: CheckOptions) -> Examined:
+    """Raises HostsError where some can't be opened."""
+    is_quick = options.depth == "quick"
+    pythons = [host.python or options.python or sys.executable for host in hosts]
+    with signals_into(queue.SimpleQueue()) as inbox, open_hosts(hosts, inbox) as opened:
+        facts = opened.open(f"check-{secrets.token_hex(4)}", pythons, grace_s=_GRACE_S)
+        findings: list[Finding] = []
+        for host in hosts:
+            findings += as_findings(check_reachable, host.name, listen(check_reachable, None))
+        patients = meet(opened, facts, Examination(imports=options.imports, is_quick=is_quick), findings)
+        judged, rows = judge(patients)
+        findings += judged
+        if len(hosts) > 1:
+            findings += as_findings(check_wires, "", listen(check_wires, _try_wires(opened, facts, options.nic)))
+    return Examined(patients=tuple(patients), rows=rows, findings=tuple(findings))
+
+
+def meet(hosts: Hosts, facts: Sequence[Facts], examination: Examination, findings: list[Finding]) -> list[Patient]:
+    """Reads the details of every open host; what fails on the way is added to `findings`."""
+    patients: list[Patient] = []
+    for index, reading in enumerate(read_vitals(hosts, facts, examination)):
+        host = hosts.hosts[index]
+        slots, num_gpus, reason, problem = _choose_slots(host, facts[index])
+        findings += as_findings(check_vitals, host.name, listen(check_vitals, reading.problem))
+        findings += as_findings(check_slots, host.name, listen(check_slots, reason, problem))
+        if reading.vitals is not None:
+            patients.append(
+                Patient(
+                    name=host.name,
+                    facts=facts[index],
+                    vitals=reading.vitals,
+                    clock_ahead_s=reading.clock_ahead_s,
+                    slots=slots,
+                    num_gpus=num_gpus,
+                )
+            )
+    return patients
+
+
+def _choose_slots(host: Host, facts: Facts) -> tuple[int, int, str, str]:
+    """(ranks, GPUs that they see, why, what can't be)."""
+    env = dict(host.env)
+    num_gpus, why = count_gpus(facts.gpus, asked=env, there=facts.visible_gpus, gpus=host.gpus)
+    try:
+        slots, reason = resolve_slots(host, len(facts.gpus) if host.gpus is not None else num_gpus)
+    except HostError as error:
+        return 1, num_gpus, "", error.message
+    return slots, num_gpus, f"{slots} slots: {reason} ({why})" if facts.gpus else f"{slots} slots: {reason}", ""
+
+
+def _try_wires(hosts: Hosts, facts: Sequence[Facts], nic: Nic | None) -> HostError | None:
+    try:
+        find_wires(hosts, facts, nic)
+    except HostError as error:
+        return error
+    return None
+
+
+def judge(patients: Sequence[Patient], *, needs_torch: bool = True) -> tuple[list[Finding], tuple[Row, ...]]:
+    """What the hosts' details say, without asking them anything more."""
+    findings: list[Finding] = []
+    for patient in patients:
+        for function in (*HOST_CHECKS, *SURROUNDINGS_CHECKS, *GPU_CHECKS):
+            findings += as_findings(function, patient.name, listen(function, patient))
+    comparison = compare_hosts(patients, needs_torch=needs_torch)
+    return [*findings, *comparison.findings], comparison.rows

@@ -1,0 +1,67 @@
+"""`paceline check`: what will go wrong on these machines, before anything is started on them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import click
+
+from paceline.checks.examine import CheckOptions, Examined, examine
+from paceline.checks.findings import exit_code
+from paceline.cli import findings as render
+from paceline.cli.hosts import choose_hosts
+from paceline.launch.hosts import InterruptedEarlyError
+from paceline.network.candidates import parse_nic
+
+_PATH = click.Path(path_type=Path)
+
+
+@click.command()
+@click.option("--hosts", "-H", metavar="HOST[:SLOTS],...", help="Machines, and ranks on each.")
+@click.option("--hostfile", type=_PATH, metavar="FILE", help="The same, one host a line: alice slots=4.")
+@click.option("--python", metavar="PATH", help="The interpreter on every host.  [this one's path]")
+@click.option("--nic", metavar="NAME|NETWORK", help="Use this interface or network.  [found by trying]")
+@click.option("--quick", is_flag=True, help="Only what takes about a second: no speed, no collective.")
+@click.option("--strict", is_flag=True, help="Exit with 1 for warnings too.")
+@click.option("--verbose", "-v", is_flag=True, help="List what is fine as well.")
+@click.option("--json", is_flag=True, help="For programs.")
+def check(
+    hosts: str | None,
+    hostfile: Path | None,
+    python: str | None,
+    nic: str | None,
+    quick: bool,
+    strict: bool,
+    verbose: bool,
+    json: bool,
+) -> None:
+    """Look for what would go wrong on these machines.
+
+    Exit codes: 0 nothing that breaks a run, 1 a warning (with --strict), 2 something will break.
+    """
+    chosen, _ = choose_hosts(hosts, hostfile)
+    options = CheckOptions(
+        hosts=chosen,
+        python=python,
+        nic=parse_nic(nic) if nic is not None else None,
+        depth="quick" if quick else "full",
+    )
+    try:
+        examined = examine(options)
+    except InterruptedEarlyError as interrupted:
+        print("paceline: stopped", file=sys.stderr)
+        sys.exit(interrupted.exit_code)
+    code = exit_code(list(examined.findings), is_strict=strict)
+    print(render.as_json(examined, code) if json else _text(examined, is_verbose=verbose))
+    sys.exit(code)
+
+
+def _text(examined: Examined, *, is_verbose: bool) -> str:
+    width = shutil.get_terminal_size().columns
+    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    table = render.table(examined.patients)
+    found = render.lines(examined.findings, width=width, is_verbose=is_verbose, colour=colour)
+    return "\n".join([*table, *([""] if table else []), *found])
