@@ -146,9 +146,13 @@ def check_same_packages(patients: Sequence[Patient], stops: dict[str, Difference
         `paceline env sync -H HOST --from HOST` installs on one host what the other has.
     """
     # Two versions of NCCL refuse to talk to each other: "Mismatched NCCL version".
-    for what, prefix, status in (("NCCL", "nvidia-nccl-cu", "failure"), ("cuDNN", "nvidia-cudnn-cu", "warning")):
-        found = [_wheel_version(patient, prefix) if patient.facts.gpus else "" for patient in patients]
-        yield _row(what, patients, found, status=status, remedy=_sync_command(patients, found))
+    wheels: tuple[tuple[str, str, Status], ...] = (
+        ("NCCL", "nvidia-nccl-cu", "failure"),
+        ("cuDNN", "nvidia-cudnn-cu", "warning"),
+    )
+    for what, prefix, mark in wheels:
+        found = [_wheel_version(patient, prefix) if patient.num_gpus else "" for patient in patients]
+        yield _row(what, patients, found, status=mark, remedy=_sync_command(patients, found))
     for name in sorted({name for patient in patients for name in patient.vitals.imports} | {"numpy"}):
         if name == "torch":
             continue
@@ -278,10 +282,11 @@ def _compare_identities(one: Patient, two: Patient) -> Verdict | None:
     if a.boot_id == b.boot_id and a.namespaces == b.namespaces and a.hostname == b.hostname:
         text = f"{both} are one machine"
         return Verdict(status="warning", text=text, remedy=f"name it once, with all its ranks: -H {one.name}:2")
-    if a.boot_id == b.boot_id and a.hostname == b.hostname:
+    named = {"NCCL_HOSTID"} & a.variables.keys() & b.variables.keys()
+    if a.boot_id == b.boot_id and a.hostname == b.hostname and not named:
         text = f"{both} are containers of one machine, both called {a.hostname}: NCCL takes them for one host"
         remedy = f"docker run --hostname NEW-NAME ...   (or env.NCCL_HOSTID={two.name} in the hostfile)"
-        return Verdict(status="failure", text=text, remedy=remedy)
+        return Verdict(status="failure" if one.num_gpus and two.num_gpus else "warning", text=text, remedy=remedy)
     if a.hostname == b.hostname:
         text = f"{both} both call themselves {a.hostname}, which is how libraries and logs tell hosts apart"
         return Verdict(status="warning", text=text, remedy=rename)

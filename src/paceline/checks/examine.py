@@ -13,7 +13,7 @@ from paceline.checks.differences import Row, compare_hosts
 from paceline.checks.findings import Finding, check, worst_first
 from paceline.checks.gpu import GPU_CHECKS
 from paceline.checks.host import HOST_CHECKS
-from paceline.checks.patients import Examination, Patient, read_vitals
+from paceline.checks.patients import Examination, Patient, Reading, read_vitals
 from paceline.checks.surroundings import SURROUNDINGS_CHECKS
 from paceline.checks.verdicts import Verdict, as_findings, failure, listen, ok
 from paceline.cluster.spec import Host, resolve_slots
@@ -22,6 +22,7 @@ from paceline.launch.facts import Facts
 from paceline.launch.gpus import count_gpus
 from paceline.launch.hosts import Hosts, HostsError, open_hosts
 from paceline.launch.signals import signals_into
+from paceline.launch.transport import is_this_machine
 from paceline.launch.wiring import find_wires
 from paceline.network.candidates import Nic
 
@@ -155,7 +156,7 @@ def _examine_all(hosts: Sequence[Host], options: CheckOptions) -> Examined:
         findings: list[Finding] = []
         for host in hosts:
             findings += as_findings(check_reachable, host.name, listen(check_reachable, None))
-        patients = meet(opened, facts, Examination(imports=options.imports, is_quick=is_quick), findings)
+        patients = _meet(opened, facts, Examination(imports=options.imports, is_quick=is_quick), findings)
         judged, rows = judge(patients)
         findings += judged
         if len(hosts) > 1:
@@ -163,8 +164,8 @@ def _examine_all(hosts: Sequence[Host], options: CheckOptions) -> Examined:
     return Examined(patients=tuple(patients), rows=rows, findings=tuple(findings))
 
 
-def meet(hosts: Hosts, facts: Sequence[Facts], examination: Examination, findings: list[Finding]) -> list[Patient]:
-    """Reads the details of every open host; what fails on the way is added to `findings`."""
+def _meet(hosts: Hosts, facts: Sequence[Facts], examination: Examination, findings: list[Finding]) -> list[Patient]:
+    """Reads the details of every open host; what is found on the way is added to `findings`."""
     patients: list[Patient] = []
     for index, reading in enumerate(read_vitals(hosts, facts, examination)):
         host = hosts.hosts[index]
@@ -172,17 +173,21 @@ def meet(hosts: Hosts, facts: Sequence[Facts], examination: Examination, finding
         findings += as_findings(check_vitals, host.name, listen(check_vitals, reading.problem))
         findings += as_findings(check_slots, host.name, listen(check_slots, reason, problem))
         if reading.vitals is not None:
-            patients.append(
-                Patient(
-                    name=host.name,
-                    facts=facts[index],
-                    vitals=reading.vitals,
-                    clock_ahead_s=reading.clock_ahead_s,
-                    slots=slots,
-                    num_gpus=num_gpus,
-                )
-            )
+            patients.append(_patient(host, facts[index], reading, (slots, num_gpus)))
     return patients
+
+
+def _patient(host: Host, facts: Facts, reading: Reading, layout: tuple[int, int]) -> Patient:
+    assert reading.vitals is not None
+    return Patient(
+        name=host.name,
+        facts=facts,
+        vitals=reading.vitals,
+        clock_ahead_s=reading.clock_ahead_s,
+        slots=layout[0],
+        num_gpus=layout[1],
+        is_here=is_this_machine(host),
+    )
 
 
 def _choose_slots(host: Host, facts: Facts) -> tuple[int, int, str, str]:
@@ -202,6 +207,29 @@ def _try_wires(hosts: Hosts, facts: Sequence[Facts], nic: Nic | None) -> HostErr
     except HostError as error:
         return error
     return None
+
+
+def quick_findings(
+    hosts: Hosts,
+    facts: Sequence[Facts],
+    layout: Sequence[tuple[int, int]],
+    *,
+    imports: Sequence[str] = (),
+    needs_torch: bool = True,
+) -> list[Finding]:
+    """For the start of a run, whose hosts are open already: one short process on each host, and no waiting.
+
+    `layout`: of each host the ranks, and the GPUs that they see. Raises InterruptedEarlyError for a signal.
+    """
+    findings: list[Finding] = []
+    patients: list[Patient] = []
+    readings = read_vitals(hosts, facts, Examination(imports=tuple(imports), is_quick=True))
+    for index, reading in enumerate(readings):
+        findings += as_findings(check_vitals, hosts.hosts[index].name, listen(check_vitals, reading.problem))
+        if reading.vitals is not None:
+            patients.append(_patient(hosts.hosts[index], facts[index], reading, layout[index]))
+    judged, _ = judge(patients, needs_torch=needs_torch)
+    return worst_first([*findings, *judged])
 
 
 def judge(patients: Sequence[Patient], *, needs_torch: bool = True) -> tuple[list[Finding], tuple[Row, ...]]:

@@ -55,7 +55,7 @@ def check_gpu_driver(patient: Patient) -> Iterator[Verdict]:
             yield warning(text, "docker run --gpus all ...   (with nvidia-container-toolkit)")
         else:
             yield warning(text, f"on {patient.name}: nvidia-modprobe -u -c 0   (as root)")
-    elif gpu["libcuda"] and gpu["driver"] not in gpu["libcuda"]:
+    elif gpu["libcuda"] and gpu["driver"] not in gpu["libcuda"] and patient.num_gpus:
         text = f"the kernel has driver {gpu['driver']}, but libcuda is {', '.join(gpu['libcuda'])}"
         yield failure(text, f"on {patient.name}: reboot   (the driver was updated since the last boot)")
     else:
@@ -81,7 +81,7 @@ def check_gpu_torch(patient: Patient) -> Iterator[Verdict]:
         A newer driver, or a PyTorch for an older CUDA: see the selector on pytorch.org.
     """
     driver, cuda, python = patient.vitals.gpu["driver"], patient.vitals.torch_cuda, patient.facts.python_path
-    if not patient.facts.gpus or patient.vitals.torch_version is None:
+    if not patient.num_gpus or patient.vitals.torch_version is None:
         yield ok("no GPU to fit to")
         return
     if cuda is None:
@@ -143,7 +143,7 @@ def check_gpu_nccl(patient: Patient) -> Iterator[Verdict]:
         Remove the one that does not belong to PyTorch's CUDA, and install the other again; clear LD_LIBRARY_PATH.
     """
     vitals, python = patient.vitals, patient.facts.python_path
-    if not patient.facts.gpus:
+    if not patient.num_gpus:
         yield ok("no GPU, so no NCCL")
         return
     wheels = [name for name in vitals.packages if name.startswith("nvidia-nccl-cu")]

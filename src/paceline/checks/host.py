@@ -30,8 +30,8 @@ MEMLOCK_WANTED_BYTES = 64 * MB
 STACK_WANTED_BYTES = 1 << 20
 # A rank has some threads per core, each of which counts as a process.
 PROCESSES_WANTED = 1024
-# The runtime, and the copy of a small project.
-STATE_NEEDED_BYTES = 50 * MB
+# The runtime and the logs; whether the project fits is looked at when its size is known.
+STATE_NEEDED_BYTES = 5 * MB
 # A checkpoint of a model of a hundred million parameters with its optimizer.
 STATE_WANTED_BYTES = 2 * GB
 # Sockets, compiled kernels, what libraries unpack.
@@ -284,7 +284,7 @@ def check_memory(patient: Patient) -> Iterator[Verdict]:
         yield warning(
             f"{format_bytes(vitals.memory['available'])} of memory are available, but {ranks} take "
             f"{format_bytes(needed)} at the start",
-            f"ssh {patient.name} ps -eo pid,user,rss,args --sort=-rss   (end what is not needed)",
+            patient.by_ssh("ps -eo pid,user,rss,args --sort=-rss   (end what is not needed)"),
         )
     else:
         yield ok(f"{format_bytes(vitals.memory['available'])} of memory available")
@@ -334,7 +334,7 @@ def check_load(patient: Patient) -> Iterator[Verdict]:
     load, cores = patient.vitals.load, patient.vitals.num_cpus
     if load > BUSY_PER_CORE * cores:
         text = f"{load:.1f} processes want the {cores} core{'s' if cores > 1 else ''}"
-        yield warning(text, f"ssh {patient.name} ps -eo pcpu,pid,user,args --sort=-pcpu   (end what is not needed)")
+        yield warning(text, patient.by_ssh("ps -eo pcpu,pid,user,args --sort=-pcpu   (end what is not needed)"))
     else:
         yield ok(f"load {load:.1f} on {cores} core{'s' if cores > 1 else ''}")
 

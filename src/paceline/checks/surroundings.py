@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from paceline.checks.findings import check
 from paceline.checks.patients import Patient
-from paceline.checks.verdicts import Verdict, failure, ok, skipped, warning
+from paceline.checks.verdicts import Verdict, ok, skipped, warning
 from paceline.units import format_bytes, format_duration
 
 # What a process waits for a name when the name server is a room away, several times over.
@@ -118,7 +118,7 @@ def _judge_setting(name: str, value: str, remedy: str) -> Verdict | None:
     if name in _FIXED:
         return warning(f"{name}={value} takes the choice from NCCL, and must be the same on all hosts", remedy)
     if name == "NCCL_SOCKET_FAMILY" and value not in ("AF_INET", "AF_INET6"):
-        return failure(f"{name}={value}: NCCL knows AF_INET and AF_INET6", remedy)
+        return warning(f"{name}={value} does nothing: NCCL knows AF_INET and AF_INET6", remedy)
     return None
 
 
@@ -144,13 +144,13 @@ def check_other_runs(patient: Patient) -> Iterator[Verdict]:
         yield warning(
             f"{_count(lost, 'process')} of run {lost[0]['run']} left there, {format_duration(oldest)} old: "
             f"{lost[0]['command'][:60]}",
-            f"ssh {patient.name} kill -9 {pids}",
+            patient.by_ssh(f"kill -9 {pids}"),
         )
     if led:
         runs = ", ".join(sorted({process["run"] for process in led}))
         yield warning(
             f"{_count(led, 'process')} of another run at work there ({runs})",
-            f"ssh {patient.name} ps -fp {','.join(str(process['pid']) for process in led)}   (wait, or end that run)",
+            patient.by_ssh(f"ps -fp {','.join(str(process['pid']) for process in led)}   (wait, or end that run)"),
         )
     if not lost and not led:
         yield ok("no process of another run")
@@ -179,7 +179,7 @@ def check_shared_memory_leftovers(patient: Patient) -> Iterator[Verdict]:
         paths = " ".join(file["path"] for file in old[:_SHOWN])
         more = f" and {len(old) - _SHOWN} more" if len(old) > _SHOWN else ""
         yield warning(
-            f"{_count(old, 'file')} of dead processes in /dev/shm, {size}", f"ssh {patient.name} rm {paths}{more}"
+            f"{_count(old, 'file')} of dead processes in /dev/shm, {size}", patient.by_ssh(f"rm {paths}{more}")
         )
     else:
         yield ok("nothing left in /dev/shm")

@@ -93,7 +93,8 @@ def _read_gpu_errors() -> list[str] | None:
 
 def read_memory() -> dict[str, int]:
     """{`total`, `available`, `swap`, `free_swap`} bytes."""
-    lines = dict(line.partition(":")[::2] for line in read_text("/proc/meminfo").splitlines())
+    split = (line.partition(":") for line in read_text("/proc/meminfo").splitlines())
+    lines = {name: value for name, _, value in split}
     names = {"total": "MemTotal", "available": "MemAvailable", "swap": "SwapTotal", "free_swap": "SwapFree"}
     return {key: int((lines.get(name) or "0 kB").split()[0]) * 1024 for key, name in names.items()}
 
