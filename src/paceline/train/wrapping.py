@@ -66,7 +66,8 @@ def wrap(model: torch.nn.Module, asked: Asked, *, world: World, hosts: list[str]
 
     def build(group: dist.ProcessGroup | None) -> DistributedDataParallel:
         device_ids = [world.device] if world.device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=device_ids, process_group=group)
+        # Gradients that lie where they travel: one copy of all less to hold, and to make at each step.
+        return DistributedDataParallel(model, device_ids=device_ids, process_group=group, gradient_as_bucket_view=True)
 
     return spread(model, asked.strategy, build, world=world, mesh=mesh, meter=meter, counts_steps=False)
 
