@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from paceline.checks import pair_errand
 from paceline.checks.ends import End, check_interfaces, make_end
-from paceline.checks.findings import Finding, check
+from paceline.checks.findings import Finding
 from paceline.checks.links import Link, Pair, check_packet_size, check_round_trip, check_speed, find_doubtful, merge
 from paceline.checks.matrix import Matrix
 from paceline.checks.ports import Knock, check_ports
@@ -67,20 +67,9 @@ def check_pairs(
     return findings, _make_matrix(ends, links, closed, depth)
 
 
-@check("wires")
 def check_unwired(hosts: Hosts, facts: Sequence[Facts], nic: Nic | None, error: HostError) -> Iterator[Finding]:
-    """One network joins all hosts.
-
-    What it looks at
-        The addresses of all hosts, and whether there is a choice of one for each such that every host reaches every
-        other one. Where there is none: why, pair by pair, on the addresses that fit together best.
-
-    Why it matters
-        Each process of a run connects to processes on all other hosts. A pair of hosts that can't talk stops the run,
-        usually as a wait for something that never comes.
-
-    How to mend it
-        Plug all hosts into one network, open it between them, and name it where there are several: `--nic NETWORK`.
+    """Why `find_wires` has raised, pair by pair, on the addresses that fit together best; findings of "wires" and
+    "ports". Raises InterruptedEarlyError.
     """
     candidates, findings = _list_all_candidates(hosts, facts, nic)
     ends = [
