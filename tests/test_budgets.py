@@ -31,6 +31,7 @@ MAX_IMPORT_CPU_S = 0.6
 LAZY_IMPORTS = {
     ("paceline.train.guard", "inspect"): "every Python process of a run imports the module, and only some call it",
     ("paceline.train.guard", "paceline.train.unmodified"): "it needs PyTorch, and only a run with --sync calls it",
+    ("paceline.train.guard", "paceline.train.progress"): "it needs PyTorch, and only ranks of a world are watched",
     ("paceline", "importlib"): "the public face loads PyTorch's floor when it is first used",
 }
 

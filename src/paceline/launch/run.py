@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline import events
 from paceline.errors import HostError
-from paceline.launch import protocol, supervisor
+from paceline.launch import protocol, stalls, supervisor
 from paceline.launch.environment import rank_environments
 from paceline.launch.facts import state_folder
 from paceline.launch.hosts import HOST_SILENCE_LIMIT_S, Hosts, open_hosts
@@ -153,6 +153,7 @@ class _Conductor:
         self._logs = RankLogs(folder, screen)
         self._rank_hosts = prepared.plan.host_of_ranks()
         self._state = supervisor.new_state(self._rank_hosts, grace_s=options.grace_s, restarts=options.restarts)
+        self._stalls = stalls.Stalls(hosts=self._names_of_ranks())
         self._outcome: supervisor.Outcome | None = None
         self._attempt = 0
         now = time.monotonic()
@@ -171,6 +172,7 @@ class _Conductor:
             # By the clock, not when the inbox is empty: ranks that print all the time must not hide a silent host.
             if time.monotonic() - self._last_look_s >= _TICK_S:
                 self._look_for_silence()
+                self._explain_stalls()
                 self._tell(supervisor.Tick())
                 self._last_look_s = time.monotonic()
         self._logs.close()
@@ -227,6 +229,12 @@ class _Conductor:
             self._tell(supervisor.Raised(rank=message.rank, summary=event.summary, traceback=event.traceback))
         elif isinstance(event, events.RankFinished):
             self._tell(supervisor.Finished(rank=message.rank))
+            self._stalls = stalls.end(self._stalls, message.rank, event.steps, time.monotonic())
+        elif isinstance(event, events.RankStalled):
+            self._stalls = stalls.stall(self._stalls, message.rank, event, time.monotonic())
+        elif isinstance(event, events.RankMoved):
+            self._stalls, lines = stalls.move(self._stalls, message.rank, time.monotonic())
+            self._say_of_stalls(lines)
 
     def _on_rank_ended(self, host: int, message: protocol.RankEnded) -> None:
         self._logs.end(message.rank)
@@ -256,6 +264,17 @@ class _Conductor:
                 )
                 self._tell(supervisor.HostGone(host=host, reason=reason))
 
+    def _explain_stalls(self) -> None:
+        self._stalls, lines = stalls.speak(self._stalls, time.monotonic())
+        self._say_of_stalls(lines)
+
+    def _say_of_stalls(self, lines: list[str]) -> None:
+        if lines and self._state.phase == "running":  # ranks that are being ended stand still, too
+            self._screen.say("paceline: " + "\n".join(lines))
+
+    def _names_of_ranks(self) -> tuple[str, ...]:
+        return tuple(self._prepared.plan.hosts[host].name for host in self._rank_hosts.values())
+
     # What is asked for
 
     def _tell(self, event: supervisor.Event) -> None:
@@ -281,6 +300,7 @@ class _Conductor:
 
     def _start_all(self, action: supervisor.StartAll) -> None:
         self._attempt = action.attempt
+        self._stalls = stalls.Stalls(hosts=self._names_of_ranks())
         self._logs.begin_attempt(action.attempt)
         plan = self._prepared.plan
         for index, host in enumerate(plan.hosts):

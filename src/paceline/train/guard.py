@@ -4,6 +4,8 @@ A script with a hard-coded MASTER_ADDR, or one that spawns its own workers, star
 succeeds twice. Under `paceline run` it fails at once and says why. No torch is imported here: the watch is put in place
 when, and if, the script imports torch.distributed.
 
+From then on `train/progress.py` watches whether anything moves in this rank.
+
 With `--sync`, `train/unmodified.py` is called for each DistributedDataParallel that is built, and at a good end.
 """
 
@@ -56,6 +58,12 @@ def finish_models() -> None:
     wrapping = sys.modules.get("paceline.train.wrapping")  # no model was attached where nobody has imported it
     if wrapping is not None and not has_failed:
         wrapping.finish()
+
+
+def count_steps() -> int | None:
+    """Optimizer steps that this rank has done; None where they were not counted."""
+    progress = sys.modules.get("paceline.train.progress")
+    return progress.count_steps() if progress is not None else None
 
 
 _builds_models = True
@@ -153,6 +161,7 @@ def _watched(init_process_group: Callable[..., None], module: ModuleType) -> Cal
             known = {name: asked[name] for name in ("world_size", "rank") if asked.get(name) is not None}
             meeting = "a store" if asked.get("store") is not None else asked.get("init_method") or "env://"
             _refuse(find_problem(os.environ, **known, meeting=meeting))
+        _watch_progress()
         init_process_group(*args, **kwargs)
         made = {"world_size": module.get_world_size(), "rank": module.get_rank()}
         _refuse(find_problem(os.environ, **made, meeting="where they have met"))
@@ -160,6 +169,14 @@ def _watched(init_process_group: Callable[..., None], module: ModuleType) -> Cal
         made_process_group = True
 
     return init
+
+
+def _watch_progress() -> None:
+    if os.environ.get("TORCHELASTIC_RUN_ID") == os.environ["PACELINE_RUN_ID"]:
+        with contextlib.suppress(Exception):  # a script must never fail for want of a watch
+            from paceline.train import progress  # needs PyTorch, which has been imported whole only by now
+
+            progress.start()
 
 
 def _refuse(problem: str | None) -> None:

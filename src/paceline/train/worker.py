@@ -54,7 +54,8 @@ def main() -> None:
     guard.has_failed = exit_code != 0
     if exit_code == 0:
         trained_alone = "torch" in sys.modules and not guard.made_process_group
-        emit(RankFinished(alone=trained_alone and int(os.environ.get("PACELINE_WORLD_SIZE", "1")) > 1))
+        alone = trained_alone and int(os.environ.get("PACELINE_WORLD_SIZE", "1")) > 1
+        emit(RankFinished(alone=alone, steps=guard.count_steps()))
     _leave(exit_code)
 
 
