@@ -151,7 +151,7 @@ def entries_of(args: argparse.Namespace, task: str) -> list[Entry]:
 
 def size_of(args: argparse.Namespace, task: str) -> dict[str, Any]:
     """What `entry` is told of the options."""
-    size = {"task": task, "is_quick": args.quick, "num_steps": args.steps}
+    size = {"task": task, "is_quick": args.quick, "num_steps": args.steps, "batch": args.batch}
     return size | ({"lrs": tuple(args.lrs)} if args.lrs else {})
 
 
@@ -270,11 +270,14 @@ def main() -> None:
     parser.add_argument("--wall", action="store_true", help="loss against time in a lab with slow links; needs root")
     parser.add_argument("--task", choices=tuple(NUM_STEPS), action="append", help="this one only")
     parser.add_argument("--steps", type=int, help="of each training (as the task has it)")
+    parser.add_argument("--batch", type=int, help="samples of each step, of all hosts together (as the task has it)")
     parser.add_argument("--lrs", type=float, nargs="+", metavar="LR", help="in place of the grid")
     parser.add_argument("--seeds", type=int, help=f"of the best of the grid ({NUM_SEEDS})")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where results are kept, and read from")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="a chart, of the first task")
     args = parser.parse_args()
+    if args.batch is not None and (args.batch < 1 or args.batch % 4):
+        parser.error("--batch: a multiple of 4, because up to four hosts share a step evenly")
     if args.quick and (args.lrs or args.seeds):
         parser.error("--quick takes one learning rate and one seed")
     if args.wall and (args.seeds or args.task):

@@ -126,10 +126,12 @@ class Results:
         return loss if loss is not None and math.isfinite(loss) else math.inf
 
 
-def entry_of(text: str, *, task: str, is_quick: bool, num_steps: int | None = None, **more: Any) -> Entry:
+def entry_of(
+    text: str, *, task: str, is_quick: bool, num_steps: int | None = None, batch: int | None = None, **more: Any
+) -> Entry:
     """Of TEXT or TEXT@HOSTS, at the size in which the task is measured."""
     sync, _, hosts = text.partition("@")
-    batch, num_steps = BATCHES[task], num_steps or NUM_STEPS[task]
+    batch, num_steps = batch or BATCHES[task], num_steps or NUM_STEPS[task]
     if is_quick:
         num_steps, more = num_steps // 5, more | {"lrs": LRS[task][1:2], "outer_lrs": (), "num_seeds": 1}
     size = {"num_hosts": int(hosts or 4), "num_steps": num_steps, "batch": batch}

@@ -96,6 +96,6 @@ def test_the_wall_says_who_comes_to_the_loss_of_ddp_sooner(quality, tmp_path, ca
 
 
 def test_on_the_wall_others_may_take_longer_than_the_reference(quality):
-    args = SimpleNamespace(strategies=["every:int4", "ddp"], quick=False, steps=300, lrs=[0.004])
+    args = SimpleNamespace(strategies=["every:int4", "ddp"], quick=False, steps=300, batch=None, lrs=[0.004])
     sizes = [(entry.sync, entry.num_steps, entry.batch, entry.lrs) for entry in quality.wall_entries(args)]
     assert sizes == [("ddp", 300, 4, (0.004,)), ("every:int4", 450, 4, (0.004,))]
