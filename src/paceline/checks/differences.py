@@ -352,7 +352,7 @@ def _row(
 ) -> Row:
     """A row that has this status where the values differ. `keys`: what to compare instead of the values; an empty one
     is a host to which it doesn't apply. `stop`: what the launcher says of it."""
-    text = f"{what} {_tell(patients, values)}"
+    text = _tell(what, patients, values)
     if stop is not None:
         return Row(what=what, values=tuple(values), status="failure", text=text, remedy=stop.hint)
     differ = len({key for key in keys or values if key}) > 1
@@ -360,12 +360,16 @@ def _row(
     return Row(what=what, values=tuple(values), status=mark, text=text, remedy=remedy if differ else "")
 
 
-def _tell(patients: Sequence[Patient], values: Sequence[str]) -> str:
-    """`2.13.0 on alice and carol, 2.12.1 on bob`."""
+def _tell(what: str, patients: Sequence[Patient], values: Sequence[str]) -> str:
+    """`torch 2.13.0 on alice and carol, none on bob`; `no torch on bob`."""
     groups: dict[str, list[str]] = {}
     for patient, value in zip(patients, values, strict=True):
         groups.setdefault(value or "none", []).append(patient.name)
-    return ", ".join(f"{value} on {_join(names)}" for value, names in groups.items())
+    lacking = groups.pop("none", [])
+    told = [f"{value} on {_join(names)}" for value, names in groups.items()]
+    if not told:
+        return f"no {what} on {_join(lacking)}"
+    return f"{what} {', '.join([*told, *([f'none on {_join(lacking)}'] if lacking else [])])}"
 
 
 def _join(names: Sequence[str]) -> str:
