@@ -155,7 +155,7 @@ CASES: list[tuple[list[Patient], str, str, str, str]] = [
         "clocks",
         "warning",
         "clocks differ: bob is 62.0 s behind (± 0.1 s)",
-        "on bob: timedatectl set-ntp true",
+        "On bob:  timedatectl set-ntp true",
     ),
     (
         [make_patient("localhost", hostname="vm", boot_id="1"), make_patient("127.0.0.1", hostname="vm", boot_id="1")],
@@ -179,7 +179,7 @@ CASES: list[tuple[list[Patient], str, str, str, str]] = [
         "one-machine-each",
         "warning",
         "both call themselves alice",
-        "on bob: hostnamectl set-hostname NEW-NAME",
+        "On bob:  hostnamectl set-hostname NEW-NAME",
     ),
     (
         [ALICE, make_patient("bob", machine_id=ALICE.vitals.machine_id)],
@@ -193,7 +193,7 @@ CASES: list[tuple[list[Patient], str, str, str, str]] = [
         "same-data",
         "warning",
         "data 9 files, 1000.0 MB on alice, 10 files, 1.0 GB on bob",
-        "on bob: rsync -a /data/ alice:/data/",
+        "On bob:  rsync -a /data/ alice:/data/",
     ),
 ]  # fmt: skip
 

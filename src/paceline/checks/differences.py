@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from paceline.checks.findings import Finding, Status, check
+from paceline.checks.identities import check_one_machine_each
 from paceline.checks.patients import Patient
 from paceline.checks.verdicts import Verdict, as_findings, listen
 from paceline.launch.compare import Difference, compare_facts
@@ -236,7 +237,7 @@ def check_clocks(patients: Sequence[Patient], stops: dict[str, Difference]) -> I
     if off:
         told = ", ".join(f"{patients[index].name} is {values[index]}" for index in off)
         names = ", ".join(patients[index].name for index in off)
-        remedy = f"on {names}: timedatectl set-ntp true   (or: chronyc makestep)"
+        remedy = f"On {names}:  timedatectl set-ntp true   (or: chronyc makestep)"
         yield Row(what="clock", values=values, status="warning", text=f"clocks differ: {told}", remedy=remedy)
     else:
         yield Row(what="clock", values=values, status="ok", text="clocks agree to within a second")
@@ -249,52 +250,6 @@ def _describe_clock(low_s: float, high_s: float) -> str:
         return "0.0 s off"
     side = "ahead" if middle_s > 0 else "behind"
     return f"{abs(middle_s):.1f} s {side} (± {error_s:.1f} s)"
-
-
-@check("one-machine-each")
-def check_one_machine_each(patients: Sequence[Patient], stops: dict[str, Difference]) -> Iterator[Verdict]:
-    """Every host is a machine of its own, with a name of its own.
-
-    What it looks at
-        Host names, the kernel's boot id, /etc/machine-id, and the namespaces that containers live in.
-
-    Why it matters
-        NCCL takes two ranks for neighbours when host name and boot id are equal; two containers of one machine with the
-        same name then look for memory that they don't share. Copies of one disk get the same address by DHCP.
-
-    How to mend it
-        Name each machine once; `hostnamectl set-hostname NAME`; `systemd-machine-id-setup` after removing
-        /etc/machine-id.
-    """
-    verdicts: list[Verdict] = []
-    for index, one in enumerate(patients):
-        for two in patients[index + 1 :]:
-            verdict = _compare_identities(one, two)
-            if verdict is not None:
-                verdicts.append(verdict)
-    yield from verdicts or [Verdict(status="ok", text="every host is a machine of its own")]
-
-
-def _compare_identities(one: Patient, two: Patient) -> Verdict | None:
-    a, b = one.vitals, two.vitals
-    both = f"{one.name} and {two.name}"
-    rename = f"on {two.name}: hostnamectl set-hostname NEW-NAME"
-    if a.boot_id == b.boot_id and a.namespaces == b.namespaces and a.hostname == b.hostname:
-        text = f"{both} are one machine"
-        return Verdict(status="warning", text=text, remedy=f"name it once, with all its ranks: -H {one.name}:2")
-    named = {"NCCL_HOSTID"} & a.variables.keys() & b.variables.keys()
-    if a.boot_id == b.boot_id and a.hostname == b.hostname and not named:
-        text = f"{both} are containers of one machine, both called {a.hostname}: NCCL takes them for one host"
-        remedy = f"docker run --hostname NEW-NAME ...   (or env.NCCL_HOSTID={two.name} in the hostfile)"
-        return Verdict(status="failure" if one.num_gpus and two.num_gpus else "warning", text=text, remedy=remedy)
-    if a.hostname == b.hostname:
-        text = f"{both} both call themselves {a.hostname}, which is how libraries and logs tell hosts apart"
-        return Verdict(status="warning", text=text, remedy=rename)
-    if a.machine_id and a.machine_id == b.machine_id and a.boot_id != b.boot_id:
-        remedy = f"on {two.name}: rm /etc/machine-id; systemd-machine-id-setup   (as root; reboot)"
-        text = f"{both} have one machine id, as copies of one disk do: DHCP may give both the same address"
-        return Verdict(status="warning", text=text, remedy=remedy)
-    return None
 
 
 @check("same-data")
@@ -322,7 +277,7 @@ def check_same_data(patients: Sequence[Patient], stops: dict[str, Difference]) -
     keys = [f"{count['files']} {count['bytes']}" for count in known]
     path, best = known[0]["path"], max(range(len(known)), key=lambda index: known[index]["bytes"])
     others = [patients[index].name for index in range(len(known)) if keys[index] != keys[best]]
-    remedy = f"on {patients[best].name}: rsync -a {path}/ {others[0]}:{path}/" if others else ""
+    remedy = f"On {patients[best].name}:  rsync -a {path}/ {others[0]}:{path}/" if others else ""
     yield _row("data", patients, values, keys=keys, status="warning", remedy=remedy)
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import queue
 import secrets
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 from paceline.checks.differences import Row, compare_hosts
 from paceline.checks.findings import Finding, check, worst_first
 from paceline.checks.gpu import GPU_CHECKS
 from paceline.checks.host import HOST_CHECKS
+from paceline.checks.identities import are_apart
+from paceline.checks.matrix import Matrix
+from paceline.checks.pairs import Depth, check_pairs, check_unwired
 from paceline.checks.patients import Examination, Patient, Reading, read_vitals
 from paceline.checks.surroundings import SURROUNDINGS_CHECKS
-from paceline.checks.verdicts import Verdict, as_findings, failure, listen, ok
+from paceline.checks.verdicts import Verdict, as_findings, failure, listen, ok, protect
 from paceline.cluster.spec import Host, resolve_slots
 from paceline.errors import HostError
 from paceline.launch.facts import Facts
@@ -25,8 +28,8 @@ from paceline.launch.signals import signals_into
 from paceline.launch.transport import is_this_machine
 from paceline.launch.wiring import find_wires
 from paceline.network.candidates import Nic
+from paceline.network.wires import Wire
 
-Depth = Literal["quick", "full"]
 _GRACE_S = 0.5
 """What errands that still run get when the examination ends."""
 
@@ -52,6 +55,8 @@ class Examined:
     rows: tuple[Row, ...]
     findings: tuple[Finding, ...]
     """The worst first."""
+    matrix: Matrix | None = None
+    """Speeds and round trips, where there are links."""
 
 
 @check("reachable")
@@ -93,7 +98,7 @@ def check_vitals(problem: str) -> Iterator[Verdict]:
 
 
 @check("wires")
-def check_wires(error: HostError | None) -> Iterator[Verdict]:
+def check_wires(names: Sequence[str], wires: Sequence[Wire]) -> Iterator[Verdict]:
     """Every host reaches every other one.
 
     What it looks at
@@ -106,10 +111,8 @@ def check_wires(error: HostError | None) -> Iterator[Verdict]:
     How to mend it
         Let the hosts of the cluster through each other's firewall; name the right network with `--nic`.
     """
-    if error is None:
-        yield ok("every pair of hosts can talk")
-    else:
-        yield failure(error.message, error.hint or "")
+    chosen = ", ".join(f"{wire.interface} on {name}" for name, wire in zip(names, wires, strict=True))
+    yield ok(f"every pair of hosts can talk: {chosen}")
 
 
 @check("slots")
@@ -159,9 +162,11 @@ def _examine_all(hosts: Sequence[Host], options: CheckOptions) -> Examined:
         patients = _meet(opened, facts, Examination(imports=options.imports, is_quick=is_quick), findings)
         judged, rows = judge(patients)
         findings += judged
+        matrix = None
         if len(hosts) > 1:
-            findings += as_findings(check_wires, "", listen(check_wires, _try_wires(opened, facts, options.nic)))
-    return Examined(patients=tuple(patients), rows=rows, findings=tuple(findings))
+            found, matrix = _examine_network(opened, facts, options, are_apart=are_apart(patients))
+            findings += found
+    return Examined(patients=tuple(patients), rows=rows, findings=tuple(findings), matrix=matrix)
 
 
 def _meet(hosts: Hosts, facts: Sequence[Facts], examination: Examination, findings: list[Finding]) -> list[Patient]:
@@ -201,12 +206,33 @@ def _choose_slots(host: Host, facts: Facts) -> tuple[int, int, str, str]:
     return slots, num_gpus, f"{slots} slots: {reason} ({why})" if facts.gpus else f"{slots} slots: {reason}", ""
 
 
-def _try_wires(hosts: Hosts, facts: Sequence[Facts], nic: Nic | None) -> HostError | None:
+def _examine_network(
+    hosts: Hosts, facts: Sequence[Facts], options: CheckOptions, *, are_apart: bool
+) -> tuple[list[Finding], Matrix | None]:
+    """Every pair of hosts; in full depth, when each of them is in order, all together."""
     try:
-        find_wires(hosts, facts, nic)
+        wires = find_wires(hosts, facts, options.nic)
     except HostError as error:
-        return error
-    return None
+        return protect("wires", functools.partial(_tell_unwired, hosts, facts, options.nic, error)), None
+    names = [host.name for host in hosts.hosts]
+    findings = as_findings(check_wires, "", listen(check_wires, names, wires))
+    matrices: list[Matrix] = []
+
+    def check_all_pairs() -> list[Finding]:
+        found, matrix = check_pairs(hosts, facts, wires, depth=options.depth)
+        matrices.append(matrix)
+        return found
+
+    if are_apart:
+        findings += protect("wires", check_all_pairs)
+    else:
+        text = "pairs of hosts are not measured, as some are one machine"
+        findings.append(Finding(check="speed", status="skipped", where="", text=text))
+    return findings, matrices[0] if matrices else None
+
+
+def _tell_unwired(hosts: Hosts, facts: Sequence[Facts], nic: Nic | None, error: HostError) -> list[Finding]:
+    return list(check_unwired(hosts, facts, nic, error))
 
 
 def quick_findings(

@@ -47,17 +47,17 @@ def check_gpu_driver(patient: Patient) -> Iterator[Verdict]:
     if not gpu["cards"] and not gpu["driver"]:
         yield ok("no NVIDIA card")
     elif not gpu["driver"]:
-        remedy = f"on {patient.name}: modprobe nvidia || apt install nvidia-driver-580   (as root)"
+        remedy = f"On {patient.name}:  modprobe nvidia || apt install nvidia-driver-580   (as root)"
         yield warning(f"{_cards(gpu['cards'])} there, but the driver is not loaded", remedy)
     elif not gpu["devices"]:
         text = f"driver {gpu['driver']} is loaded, but there is no /dev/nvidia0"
         if in_container:
             yield warning(text, "docker run --gpus all ...   (with nvidia-container-toolkit)")
         else:
-            yield warning(text, f"on {patient.name}: nvidia-modprobe -u -c 0   (as root)")
+            yield warning(text, f"On {patient.name}:  nvidia-modprobe -u -c 0   (as root)")
     elif gpu["libcuda"] and gpu["driver"] not in gpu["libcuda"] and patient.num_gpus:
         text = f"the kernel has driver {gpu['driver']}, but libcuda is {', '.join(gpu['libcuda'])}"
-        yield failure(text, f"on {patient.name}: reboot   (the driver was updated since the last boot)")
+        yield failure(text, f"On {patient.name}:  reboot   (the driver was updated since the last boot)")
     else:
         yield ok(f"driver {gpu['driver']} for {_cards(len(gpu['devices']))}")
 
@@ -95,7 +95,7 @@ def check_gpu_torch(patient: Patient) -> Iterator[Verdict]:
         oldest = ".".join(map(str, needed))
         yield failure(
             f"torch is built for CUDA {cuda}, which needs driver {oldest} or newer; here it is {driver}",
-            f"on {patient.name}: update the driver, or install a torch for an older CUDA (pytorch.org)",
+            f"On {patient.name}:  update the driver, or install a torch for an older CUDA (pytorch.org)",
         )
     else:
         yield ok(f"driver {driver} runs CUDA {cuda}")
@@ -122,7 +122,7 @@ def check_gpu_visible(patient: Patient) -> Iterator[Verdict]:
     if visible is not None and patient.num_gpus < there:
         yield warning(
             f"{patient.num_gpus} of {_cards(there)} can be used: CUDA_VISIBLE_DEVICES={visible!r} is set there",
-            f"on {patient.name}: grep -n CUDA_VISIBLE_DEVICES ~/.bashrc ~/.profile /etc/environment",
+            f"On {patient.name}:  grep -n CUDA_VISIBLE_DEVICES ~/.bashrc ~/.profile /etc/environment",
         )
     else:
         yield ok(f"{patient.num_gpus} of {_cards(there)} to be used" if there else "no NVIDIA card")
@@ -193,7 +193,7 @@ def check_gpu_errors(patient: Patient) -> Iterator[Verdict]:
     if serious:
         meaning = _XID_MEANINGS.get(serious[-1], "see NVIDIA's page of XID errors")
         text = f"the driver has noted error Xid {serious[-1]} ({meaning})"
-        yield warning(text, f"on {patient.name}: dmesg | grep Xid; nvidia-smi -q -d ECC,TEMPERATURE   (as root)")
+        yield warning(text, f"On {patient.name}:  dmesg | grep Xid; nvidia-smi -q -d ECC,TEMPERATURE   (as root)")
     else:
         yield ok("no error of a card since the boot")
 

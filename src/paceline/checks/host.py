@@ -113,10 +113,10 @@ def check_shared_memory(patient: Patient) -> Iterator[Verdict]:
     shm = patient.vitals.shm
     in_container = patient.vitals.container not in ("", "wsl")
     remedy = "docker run --shm-size=8g ...   (or --ipc=host)" if in_container else ""
-    remedy = remedy or f"on {patient.name}: mount -o remount,size=8G /dev/shm"
+    remedy = remedy or f"On {patient.name}:  mount -o remount,size=8G /dev/shm"
     if shm is None:
         yield failure(
-            "there is no /dev/shm", f"on {patient.name}: mkdir -m 1777 /dev/shm; mount -t tmpfs none /dev/shm"
+            "there is no /dev/shm", f"On {patient.name}:  mkdir -m 1777 /dev/shm; mount -t tmpfs none /dev/shm"
         )
         return
     text = f"/dev/shm has {format_bytes(shm['free'])} free of {format_bytes(shm['total'])}"
@@ -144,7 +144,7 @@ def check_open_files(patient: Patient) -> Iterator[Verdict]:
     """
     soft, hard = patient.vitals.limits["nofile"]
     file = "/etc/security/limits.d/paceline.conf"
-    remedy = f"on {patient.name}: echo '* - nofile 65536' >> {file}   (as root; log in anew)"
+    remedy = f"On {patient.name}:  echo '* - nofile 65536' >> {file}   (as root; log in anew)"
     if 0 <= soft < NOFILE_NEEDED:
         yield failure(f"a process may open only {soft} files", remedy)
     elif 0 <= soft < NOFILE_WANTED:
@@ -179,7 +179,7 @@ def check_locked_memory(patient: Patient) -> Iterator[Verdict]:
     if 0 <= soft < MEMLOCK_WANTED_BYTES:
         yield warning(
             f"only {format_bytes(soft)} may be locked, but {devices} has to pin what it sends",
-            f"on {patient.name}: echo '* - memlock unlimited' >> /etc/security/limits.d/paceline.conf   (log in anew)",
+            f"On {patient.name}:  echo '* - memlock unlimited' >> /etc/security/limits.d/paceline.conf   (log in anew)",
         )
     else:
         yield ok(f"enough memory may be locked for {devices}")
@@ -206,7 +206,7 @@ def check_stack_and_processes(patient: Patient) -> Iterator[Verdict]:
     if 0 <= stack < STACK_WANTED_BYTES:
         yield warning(
             f"a thread's stack has only {format_bytes(stack)}",
-            f"on {patient.name}: echo '* - stack 8192' >> /etc/security/limits.d/paceline.conf   (log in anew)",
+            f"On {patient.name}:  echo '* - stack 8192' >> /etc/security/limits.d/paceline.conf   (log in anew)",
         )
     if 0 <= allowed < PROCESSES_WANTED:
         by_group = allowed == processes[1]
@@ -214,7 +214,7 @@ def check_stack_and_processes(patient: Patient) -> Iterator[Verdict]:
             f"only {allowed} processes and threads are allowed",
             "docker run --pids-limit=-1 ...   (or TasksMax=infinity in the systemd unit)"
             if by_group
-            else f"on {patient.name}: echo '* - nproc 65536' >> /etc/security/limits.d/paceline.conf   (log in anew)",
+            else f"On {patient.name}:  echo '* - nproc 65536' >> /etc/security/limits.d/paceline.conf   (log in anew)",
         )
     if not 0 <= stack < STACK_WANTED_BYTES and not 0 <= allowed < PROCESSES_WANTED:
         yield ok("stack and number of processes are large enough")
@@ -240,9 +240,9 @@ def check_disk(patient: Patient) -> Iterator[Verdict]:
     ):
         disk = patient.vitals.disks[use]
         path, free = disk["path"], format_bytes(disk["free"])
-        remedy = f"on {patient.name}: df -h {path}   (make room, or set {variable} there to another disk)"
+        remedy = f"On {patient.name}:  df -h {path}   (make room, or set {variable} there to another disk)"
         if not disk["is_writable"]:
-            yield failure(f"{path} can't be written", f"on {patient.name}: ls -ld {path}; findmnt -T {path}")
+            yield failure(f"{path} can't be written", f"On {patient.name}:  ls -ld {path}; findmnt -T {path}")
         elif disk["inodes"] and not disk["free_inodes"]:
             yield failure(f"the disk of {path} has no room for another file (inodes)", remedy.replace("-h", "-i"))
         elif disk["free"] < needed:

@@ -47,7 +47,7 @@ def check_host_name(patient: Patient) -> Iterator[Verdict]:
         A line in /etc/hosts on that host.
     """
     name, resolved = patient.vitals.hostname, patient.vitals.resolved
-    remedy = f"on {patient.name}: echo '127.0.1.1 {name}' >> /etc/hosts"
+    remedy = f"On {patient.name}:  echo '127.0.1.1 {name}' >> /etc/hosts"
     if resolved["problem"] == "no answer" and resolved["elapsed_s"] < SLOW_RESOLVER_S:
         yield skipped(f"the name server had not answered within {resolved['elapsed_s']:.2g} s")
     elif resolved["problem"] == "no answer":
@@ -101,7 +101,7 @@ def check_settings(patient: Patient) -> Iterator[Verdict]:
     for name, raw in settings.items():
         value = raw.partition(" (/")[0]
         place = raw[len(value) + 2 : -1] or "~/.bashrc ~/.profile /etc/environment"
-        remedy = f"on {patient.name}: grep -n {name} {place}   (and remove the line)"
+        remedy = f"On {patient.name}:  grep -n {name} {place}   (and remove the line)"
         verdict = _judge_setting(name, value, remedy)
         if verdict is not None:
             found = True

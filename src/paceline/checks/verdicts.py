@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import ParamSpec
 
 from paceline.checks.findings import CHECKS, Finding, Status
+from paceline.launch.hosts import InterruptedEarlyError
 
 P = ParamSpec("P")
 
@@ -55,6 +56,17 @@ def crashed(error: Exception) -> Verdict:
     """What a check's own mistake is told as."""
     last = (str(error).strip().splitlines() or ["no message"])[-1]
     return Verdict(status="crashed", text=f"the check itself broke: {type(error).__name__}: {last}")
+
+
+def protect(name: str, call: Callable[[], list[Finding]]) -> list[Finding]:
+    """The findings of a larger part of the examination, or that it broke. Signals pass: InterruptedEarlyError."""
+    try:
+        return call()
+    except InterruptedEarlyError:
+        raise
+    except Exception as error:  # noqa: BLE001  # whatever it stumbles over
+        verdict = crashed(error)
+        return [Finding(check=name, status=verdict.status, where="", text=verdict.text)]
 
 
 def as_findings(function: Callable[..., Iterable[Verdict]], where: str, verdicts: Iterable[Verdict]) -> list[Finding]:

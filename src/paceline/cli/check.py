@@ -11,6 +11,7 @@ import click
 
 from paceline.checks.examine import CheckOptions, Examined, examine
 from paceline.checks.findings import exit_code
+from paceline.checks.matrix import render_matrix
 from paceline.cli import findings as render
 from paceline.cli.hosts import choose_hosts
 from paceline.launch.hosts import InterruptedEarlyError
@@ -55,13 +56,15 @@ def check(
         print("paceline: stopped", file=sys.stderr)
         sys.exit(interrupted.exit_code)
     code = exit_code(list(examined.findings), is_strict=strict)
-    print(render.as_json(examined, code) if json else _text(examined, is_verbose=verbose))
+    print(render.as_json(examined, code) if json else _text(examined, num_hosts=len(chosen), is_verbose=verbose))
     sys.exit(code)
 
 
-def _text(examined: Examined, *, is_verbose: bool) -> str:
+def _text(examined: Examined, *, num_hosts: int, is_verbose: bool) -> str:
     width = shutil.get_terminal_size().columns
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     table = render.table(examined.patients)
-    found = render.lines(examined.findings, width=width, is_verbose=is_verbose, colour=colour)
-    return "\n".join([*table, *([""] if table else []), *found])
+    matrix = render_matrix(examined.matrix) if examined.matrix is not None else []
+    found = render.lines(examined.findings, num_hosts=num_hosts, width=width, is_verbose=is_verbose, colour=colour)
+    blocks = [block for block in (table, matrix, list(found)) if block]
+    return "\n\n".join("\n".join(block) for block in blocks)

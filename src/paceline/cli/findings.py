@@ -50,14 +50,14 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def lines(findings: Sequence[Finding], *, width: int, is_verbose: bool, colour: bool) -> Iterator[str]:
+def lines(findings: Sequence[Finding], *, num_hosts: int, width: int, is_verbose: bool, colour: bool) -> Iterator[str]:
     """The worst first, then the count of what was fine. `is_verbose`: each of those as well."""
     shown = {"failure", "crashed", "warning", *({"skipped", "ok"} if is_verbose else ())}
     for finding in merge(findings):
         if finding.status in shown:
             sign = _SIGNS[finding.status]
             yield from _lines(finding, f"\x1b[{_COLOURS[finding.status]}m{sign}\x1b[0m" if colour else sign, width)
-    yield _count(findings, is_verbose=is_verbose, sign="\x1b[32m✓\x1b[0m" if colour else "✓")
+    yield _count(findings, num_hosts, is_verbose=is_verbose, sign="\x1b[32m✓\x1b[0m" if colour else "✓")
 
 
 def _lines(finding: Finding, sign: str, width: int) -> Iterator[str]:
@@ -73,8 +73,8 @@ def merge(findings: Sequence[Finding]) -> list[Finding]:
     """Several hosts of which the same is said become one finding."""
     groups: dict[tuple[str, Status, str, str], list[str]] = {}
     for finding in findings:
-        remedy = finding.remedy.removeprefix(f"on {finding.where}: ") if finding.where else finding.remedy
-        on_host = "on {}: " if remedy != finding.remedy else ""
+        remedy = finding.remedy.removeprefix(f"On {finding.where}:  ") if finding.where else finding.remedy
+        on_host = "On {}:  " if remedy != finding.remedy else ""
         key = finding.check, finding.status, finding.text, on_host + remedy.replace("{", "{{").replace("}", "}}")
         groups.setdefault(key, []).append(finding.where)
     return [
@@ -83,13 +83,11 @@ def merge(findings: Sequence[Finding]) -> list[Finding]:
     ]
 
 
-def _count(findings: Sequence[Finding], *, is_verbose: bool, sign: str) -> str:
+def _count(findings: Sequence[Finding], num_hosts: int, *, is_verbose: bool, sign: str) -> str:
     statuses = Counter(finding.status for finding in findings)
     is_all = statuses["ok"] == len(findings) - statuses["skipped"]
-    places = {finding.where for finding in findings if finding.where}
-    links = {place for place in places if "→" in place}
-    num_hosts = len({place for place in places - links if ".py" not in place})
-    where = _number(num_hosts, "host") + (f" and {_number(len(links), 'link')}" if links else "")
+    num_links = num_hosts * (num_hosts - 1) // 2
+    where = _number(num_hosts, "host") + (f" and {_number(num_links, 'link')}" if num_links else "")
     text = f"{sign} {statuses['ok']}{'' if is_all else ' more'} checks on {where} are fine"
     if statuses["skipped"]:
         text += f", {statuses['skipped']} could not be made" + ("" if is_verbose else " (-v lists them)")
