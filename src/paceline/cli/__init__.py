@@ -11,6 +11,7 @@ import click
 from paceline import __version__
 from paceline.cli import lab
 from paceline.cli.check import check
+from paceline.cli.explain import explain
 from paceline.cli.run import run
 from paceline.errors import PacelineError
 
@@ -23,6 +24,7 @@ def app() -> None:
 
 app.add_command(run)
 app.add_command(check)
+app.add_command(explain)
 app.add_command(lab.app)
 
 

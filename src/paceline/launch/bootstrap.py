@@ -19,7 +19,7 @@ NO_PYTHON = b"\x01paceline-no-python\x01"
 OLD_PYTHON = b"\x01paceline-old-python\x01"
 NOT_INSTALLED = b"\x01paceline-not-installed\x01"
 
-_DRIVER_ONLY = {"cli", "lab", "watch"}
+_DRIVER_ONLY = {"cli", "explain", "lab", "watch"}
 
 _FIRST_STAGE = (
     'import sys;sys.path[:]=[q for q in sys.path if q];f=open(0,"rb",0,closefd=False);exec(eval(f.readline()))'

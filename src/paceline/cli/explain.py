@@ -1,0 +1,73 @@
+"""`paceline explain`: why a run failed, from its logs."""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+import sys
+from pathlib import Path
+
+import click
+
+from paceline.errors import InputError
+from paceline.explain import explain_logs, explain_name, report, signatures, sources
+from paceline.explain.reading import Log
+from paceline.launch.facts import state_folder
+
+_WIDTH = 80
+
+
+@click.command(options_metavar="[OPTIONS] [FILE|FOLDER|-]... | NAME")
+@click.option("--json", is_flag=True, help="For programs.")
+@click.argument("words", nargs=-1)
+def explain(words: tuple[str, ...], json: bool) -> None:
+    """Name the first cause in the logs of a failed run.
+
+    Takes logs of any launcher, folders of them, and - for standard input; without arguments, the newest failed run of
+    paceline's. A NAME is an entry that an explanation has mentioned. Ends with 1 if no cause was found.
+    """
+    if len(words) == 1 and words[0] != "-" and not Path(words[0]).exists():
+        text = explain_name(words[0])
+        if text is not None:
+            print(text)
+            return
+    explanation = explain_logs(_read(words))
+    if json:
+        print(report.to_json(explanation))
+    else:
+        print("\n".join(report.to_text(explanation, min(_WIDTH, shutil.get_terminal_size().columns))))
+    sys.exit(0 if explanation.verdict == "cause" else 1)
+
+
+def _read(words: tuple[str, ...]) -> list[Log]:
+    catalogue = signatures.load()
+    if not words:
+        return sources.read_folder(_newest_run(), catalogue)
+    logs: list[Log] = []
+    for word in words:
+        path = Path(word)
+        if word == "-":
+            logs.append(sources.read_stream(sys.stdin.buffer, catalogue))
+        elif path.is_dir():
+            logs += sources.read_folder(path, catalogue)
+        elif path.exists():
+            logs.append(sources.read_file(path, catalogue))
+        else:
+            raise InputError(f"there is no file, folder or entry {word}", hint=_nearest(word))
+    return logs
+
+
+def _newest_run() -> Path:
+    runs = Path(state_folder()) / "runs"
+    folder = sources.newest_failed_run(runs)
+    if folder is None:
+        raise InputError(
+            f"no run of paceline's in {runs} has failed", hint="paceline explain FILE, or ... | paceline explain -"
+        )
+    print(f"paceline: {folder}", file=sys.stderr)
+    return folder
+
+
+def _nearest(word: str) -> str:
+    nearest = difflib.get_close_matches(word, signatures.load().by_id, n=3)
+    return f"entries with names like it: {', '.join(nearest)}" if nearest else "paceline explain FILE"

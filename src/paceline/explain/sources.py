@@ -1,0 +1,197 @@
+"""Which files belong to a run, and what our own records say of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from paceline import events
+from paceline.errors import InputError
+from paceline.explain.lines import Line, local_time
+from paceline.explain.reading import Hit, Log, read_log
+from paceline.explain.signatures import Catalogue
+
+EVENTS = "events.jsonl"
+
+_ENDINGS = {".log", ".out", ".err", ".txt"}
+_MOST_FILES = 4096
+_TAIL_BYTES = 1 << 16
+_RANK_IN_NAME = re.compile(r"rank[-_ .]?(\d+)")
+_OURS = re.compile(r"rank-(?P<rank>\d+)(?:\.restart-(?P<attempt>\d+))?\.(?:stdout|stderr)\.log")
+# Frequent, and of no interest here.
+_SKIPPED = ('"kind": "progress"', '"kind": "logged"')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Record:
+    """What `events.jsonl` says of a run."""
+
+    hosts: dict[int, str]
+    """Of each rank."""
+    ended_s: dict[int, float]
+    """When each rank raised or ended."""
+    attempt: int
+    num_ranks: int
+    failed: Line | None
+    """What the run ended with, as a line of a log."""
+    num_lines: int
+
+
+def read_folder(folder: Path, catalogue: Catalogue) -> list[Log]:
+    """The logs of a run's folder, or of any other. Raises InputError if there are none."""
+    if (folder / EVENTS).is_file():
+        return list(_read_run(folder, catalogue))
+    paths = sorted(path for path in folder.rglob("*") if _is_log(path))
+    if not paths:
+        endings = ", ".join(sorted(_ENDINGS))
+        raise InputError(
+            f"{folder}: no logs there", hint=f"looked for files that end in {endings}, or have rank in them"
+        )
+    return [read_file(path, catalogue) for path in paths[:_MOST_FILES]]
+
+
+def read_file(path: Path, catalogue: Catalogue, *, host: str | None = None) -> Log:
+    """One log. Raises InputError if it can't be read."""
+    match = _RANK_IN_NAME.search(path.name)
+    try:
+        with open(path, "rb") as file:
+            return read_log(file.read, str(path), catalogue, rank=int(match[1]) if match else None, host=host)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+
+
+def read_stream(stream: BinaryIO, catalogue: Catalogue) -> Log:
+    """Standard input."""
+    return read_log(stream.read, "stdin", catalogue)
+
+
+def newest_failed_run(runs: Path) -> Path | None:
+    """The folder of the newest run of ours that failed; not one that was stopped, or still goes on."""
+    if not runs.is_dir():
+        return None
+    for folder in sorted(runs.iterdir(), reverse=True):
+        end = _last_record(folder / EVENTS)
+        if end.get("kind") == events.RunEnded.kind and end.get("exit_code") and end.get("headline"):
+            return folder
+    return None
+
+
+def _is_log(path: Path) -> bool:
+    return (path.suffix in _ENDINGS or _RANK_IN_NAME.search(path.name) is not None) and path.is_file()
+
+
+def _last_record(path: Path) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            lines = file.read().splitlines()
+        return json.loads(lines[-1]) if lines else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def _read_run(folder: Path, catalogue: Catalogue) -> Iterator[Log]:
+    record = _read_record(folder / EVENTS)
+    yield _log_of_record(record, catalogue)
+    for path in sorted(folder.iterdir()):
+        match = _OURS.fullmatch(path.name)
+        if match is None or int(match["attempt"] or 0) != record.attempt:
+            continue
+        rank = int(match["rank"])
+        log = read_file(path, catalogue, host=record.hosts.get(rank))
+        yield _with_end(log, record.ended_s.get(rank))
+
+
+def _with_end(log: Log, ended_s: float | None) -> Log:
+    """What a rank wrote without a time, it wrote before it ended."""
+
+    def dated(line: Line) -> Line:
+        return line if line.time_s is not None else dataclasses.replace(line, time_s=ended_s)
+
+    return dataclasses.replace(
+        log,
+        hits=tuple(dataclasses.replace(hit, first=dated(hit.first), last=dated(hit.last)) for hit in log.hits),
+        crashes=tuple(dataclasses.replace(crash, line=dated(crash.line)) for crash in log.crashes),
+    )
+
+
+def _read_record(path: Path) -> _Record:
+    hosts: dict[int, str] = {}
+    ended_s: dict[int, float] = {}
+    attempt, num_ranks, number = 0, 0, 0
+    first_failed: events.RankExited | None = None
+    failed: Line | None = None
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for number, entry in _entries(file):
+            event = events.from_record(entry)
+            at_s = local_time(float(entry.get("at", 0.0)))
+            match event:
+                case events.RunStarted():
+                    num_ranks = event.num_ranks
+                case events.RankStarted():
+                    if event.attempt > attempt:
+                        attempt, first_failed = event.attempt, None
+                        ended_s.clear()
+                    hosts[event.rank] = event.host
+                case events.RankRaised():
+                    ended_s.setdefault(int(entry.get("rank", -1)), at_s)
+                case events.RankExited():
+                    ended_s.setdefault(event.rank, at_s)
+                    if event.exit_code and first_failed is None:
+                        first_failed = event
+                case events.RunEnded() if event.headline and event.exit_code:
+                    failed = _failed_line(event, first_failed, ended_s, number, str(path))
+                case _:
+                    pass
+    return _Record(hosts=hosts, ended_s=ended_s, attempt=attempt, num_ranks=num_ranks, failed=failed, num_lines=number)
+
+
+def _entries(lines: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in enumerate(lines, start=1):
+        if any(skipped in line for skipped in _SKIPPED):
+            continue
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue  # cut by a full disk
+        if isinstance(entry, dict):
+            yield number, entry
+
+
+def _failed_line(
+    event: events.RunEnded, exited: events.RankExited | None, ended_s: dict[int, float], number: int, file: str
+) -> Line:
+    """The run's last words; they are those of the rank whose end they tell."""
+    if exited is None or f"signal {-exited.exit_code} " not in event.headline:
+        return Line(file=file, number=number, text=event.headline, time_s=min(ended_s.values(), default=None))
+    return Line(
+        file=file,
+        number=number,
+        text=event.headline,
+        rank=exited.rank,
+        host=exited.host,
+        time_s=ended_s.get(exited.rank),
+    )
+
+
+def _log_of_record(record: _Record, catalogue: Catalogue) -> Log:
+    hits: list[Hit] = []
+    if record.failed is not None:
+        signature = catalogue.match(record.failed.text)
+        if signature is not None:
+            hits.append(Hit(signature=signature, first=record.failed, last=record.failed, count=1))
+    return Log(
+        name=EVENTS,
+        num_lines=record.num_lines,
+        hits=tuple(hits),
+        crashes=(),
+        blames=(),
+        hosts=frozenset(record.hosts.values()),
+        ranks=frozenset(record.hosts),
+        world_size=record.num_ranks or None,
+    )
