@@ -180,7 +180,8 @@ def _describe(event: RankStalled, ranks: Collection[int]) -> str:
         when = f" of step {event.step + 1}" if in_step and event.step else "" if in_step else _after(event.step)
         return f"{_verb(ranks, 'wait')} in {event.doing}{when}"
     busy = ", busy" if event.busy else ""
-    return f"{'are' if len(ranks) > 1 else 'is'} in {event.doing}{busy}{_after(event.step)}"
+    after = f", after step {event.step}" if event.step else ""
+    return f"{'are' if len(ranks) > 1 else 'is'} in {event.doing}{busy}{after}"
 
 
 def _after(steps: int) -> str:
