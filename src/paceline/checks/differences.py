@@ -92,7 +92,7 @@ def check_same_torch(patients: Sequence[Patient], stops: dict[str, Difference]) 
         Ranks of different versions wait for each other at the start, or send what the other doesn't understand.
 
     How to mend it
-        `paceline env sync -H HOST --from HOST` installs on one host what the other has.
+        Install on one host what the other has; the line names the command that does it.
     """
     versions = [patient.facts.torch_version or "none" for patient in patients]
     stop = stops.get("torch")
@@ -144,7 +144,7 @@ def check_same_packages(patients: Sequence[Patient], stops: dict[str, Difference
         round differently, which nobody notices.
 
     How to mend it
-        `paceline env sync -H HOST --from HOST` installs on one host what the other has.
+        Install on one host what the other has; the line names the command that does it.
     """
     # Two versions of NCCL refuse to talk to each other: "Mismatched NCCL version".
     wheels: tuple[tuple[str, str, Status], ...] = (

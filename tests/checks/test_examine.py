@@ -1,0 +1,112 @@
+"""The examination as a whole: every check is heard, and none of them can end it."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+from made_up import make_gpu_patient, make_patient
+
+from paceline.checks import examine, patients, vitals
+from paceline.checks.examine import CheckOptions, judge, quick_findings
+from paceline.checks.findings import CHECKS
+from paceline.checks.patients import Patient
+from paceline.checks.verdicts import Verdict, protect
+from paceline.cluster.spec import Host, parse_hosts
+from paceline.launch.errands import Reply
+from paceline.launch.facts import gather_facts
+from paceline.launch.hosts import Hosts, InterruptedEarlyError, open_hosts
+
+
+def test_two_healthy_hosts() -> None:
+    findings, rows = judge([make_gpu_patient("alice"), make_gpu_patient("bob")])
+    assert {finding.status for finding in findings} == {"ok", "skipped"}
+    assert {row.what for row in rows} >= {"Python", "torch", "GPU models", "NCCL", "numpy", "clock"}
+    assert {finding.where for finding in findings} == {"alice", "bob", ""}
+
+
+def test_a_check_that_breaks_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(patient: Patient) -> Iterator[Verdict]:
+        raise RuntimeError("first line\nlast line")
+
+    load = CHECKS["load"]
+    monkeypatch.setitem(CHECKS, "load", type(load)(name="load", title="", sections={}, function=look))
+    monkeypatch.setattr(examine, "HOST_CHECKS", (look,))
+    findings, _ = judge([make_patient()])
+    broken = [finding for finding in findings if finding.status == "crashed"]
+    assert [(finding.check, finding.where, finding.text) for finding in broken] == [
+        ("load", "bob", "the check itself broke: RuntimeError: last line")
+    ]
+    assert "encoding" in {finding.check for finding in findings}
+
+
+def test_a_larger_part_that_breaks() -> None:
+    def breaks() -> list[object]:
+        raise KeyError("x")
+
+    [finding] = protect("wires", breaks)  # type: ignore[arg-type]
+    assert (finding.check, finding.status) == ("wires", "crashed") and "KeyError" in finding.text
+
+    def interrupted() -> list[object]:
+        raise InterruptedEarlyError(2)
+
+    with pytest.raises(InterruptedEarlyError):
+        protect("wires", interrupted)  # type: ignore[arg-type]
+
+
+def test_the_clock_lies_between_question_and_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked at 1000 s by the driver's wall clock; the host's own monotonic clock narrows the answer's time down."""
+    hosts = Hosts(parse_hosts("alice,bob"), queue.SimpleQueue())
+    hosts.clock_offset_s = [-400.0, -400.0]
+    monotonic = iter([50.0, 58.0])
+    monkeypatch.setattr(patients.time, "time", lambda: 1000.0)
+    monkeypatch.setattr(patients.time, "monotonic", lambda: next(monotonic))
+    right = make_patient(wall_s=1001.0, monotonic_s=451.0).vitals.as_dict()
+    monkeypatch.setattr(patients, "run_errands", lambda *_, **__: [Reply(value=right), Reply(problem="it hung")])
+    alice, bob = patients.read_vitals(hosts, [gather_facts()] * 2, patients.Examination())
+    assert alice.clock_ahead_s == pytest.approx((0.0, 1.0)), "not -7 to 1, as the time of all answers would say"
+    assert bob.vitals is None and bob.problem == "it hung"
+
+
+def test_slots_that_can_not_be() -> None:
+    facts = gather_facts().replace(gpus=["A", "B"], visible_gpus=None)
+    assert examine._choose_slots(Host(name="alice"), facts)[:2] == (2, 2)
+    assert "has 2 GPUs" in examine._choose_slots(Host(name="alice", gpus=(5,)), facts)[3]
+
+
+@pytest.mark.launcher
+class TestHere:
+    """With real agents on this machine."""
+
+    def test_the_hosts_that_can_be_opened(self) -> None:
+        hosts = (Host(name="localhost"), Host(name="127.0.0.1", python="/no/such/python"))
+        found = examine.examine(CheckOptions(hosts=hosts, depth="quick"))
+        assert [patient.name for patient in found.patients] == ["localhost"]
+        failures = [finding for finding in found.findings if finding.status == "failure"]
+        assert [(finding.check, finding.where) for finding in failures] == [("reachable", "127.0.0.1")]
+        assert "there is no Python at /no/such/python" in failures[0].text and "--python PATH" in failures[0].remedy
+
+    def test_none_can_be_opened(self) -> None:
+        options = CheckOptions(hosts=(Host(name="localhost"),), python="/no/such/python")
+        found = examine.examine(options)
+        assert not found.patients and [finding.status for finding in found.findings] == ["failure"]
+
+    def test_findings_for_the_start_of_a_run(self) -> None:
+        with open_hosts(parse_hosts("localhost"), queue.SimpleQueue()) as hosts:
+            facts = hosts.open("quick", [sys.executable], grace_s=0.1)
+            findings = quick_findings(hosts, facts, [(1, 0)], imports=["torch", "no_such_module"])
+        [lacking] = [finding for finding in findings if finding.status == "failure"]
+        assert lacking.text == "the script imports no_such_module, which no host has"
+        assert findings[0] is lacking, "the worst first"
+
+    def test_vitals_of_this_machine(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("NCCL_ALGO", "Tree")
+        before = threading.active_count()
+        found = vitals.Vitals(**vitals.main({"run": "", "imports": ["json"], "data": None, "resolve_limit_s": 3.0}))
+        assert found.variables["NCCL_ALGO"] == "Tree" and found.imports["json"]["found"]
+        assert found.memory["total"] > 0 and found.disks["state"]["total"] > 0 and found.limits["nofile"][0] != 0
+        assert found.hostname and found.boot_id and found.packages["pytest"]
+        assert threading.active_count() == before
