@@ -61,9 +61,9 @@ def main(argument: dict[str, Any]) -> dict[str, Any]:
                 *pool.map(lambda peer: _knock(station, peer, is_door=False), targets),
                 *pool.map(lambda peer: _knock(station, peer, is_door=True), doors),
             ]
-        answering.all_heard.wait(max(0.0, limit_s - time.monotonic()))
-    firewall = find_firewall() if any(knock[2] != OK for knock in knocks) else {}
-    return {"knocks": knocks, "taken": answering.taken, "firewall": firewall}
+        is_heard = answering.all_heard.wait(max(0.0, limit_s - time.monotonic()))
+    is_open = is_heard and all(knock[2] == OK for knock in knocks)
+    return {"knocks": knocks, "taken": answering.taken, "firewall": {} if is_open else find_firewall()}
 
 
 class _Answering:

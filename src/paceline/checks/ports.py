@@ -129,6 +129,8 @@ def _guess(closed: _Closed, source: End, target: End) -> str:
     is_near = source.network == target.network
     if outcome == errand.REFUSED:
         return f"a firewall on {target.name}, or between them, rejects it"
+    if outcome == errand.SILENT and _drops_answers(source, target):
+        return f"a firewall on {source.name}, or between them, drops the answers"
     if outcome == errand.SILENT:
         return f"a firewall on {target.name}, or between them, drops it" + (
             "" if is_near else ", or there is no way back to the other subnet"
@@ -146,6 +148,11 @@ def _guess(closed: _Closed, source: End, target: End) -> str:
     return f"another machine has {target.address} ({closed.knock.detail})"
 
 
+def _drops_answers(source: End, target: End) -> bool:
+    """Whether the only firewall that was found is that of the host which gets no answer."""
+    return bool(source.firewall) and not target.firewall
+
+
 def _find_remedy(group: Sequence[_Closed], ends: Sequence[End]) -> str:
     first = group[0]
     source, target = ends[first.source], ends[first.target]
@@ -160,6 +167,9 @@ def _find_remedy(group: Sequence[_Closed], ends: Sequence[End]) -> str:
         return "paceline run --nic NETWORK, with a network that joins them; or ip=ADDRESS for each host in the hostfile"
     if outcome == errand.FORBIDDEN:
         return f"On {source.name}:  {allow_command(source, [target.network], is_out=True)}"
+    if outcome == errand.SILENT and _drops_answers(source, target):
+        allowed = target.network if source.network == target.network else target.address
+        return f"On {source.name}:  {allow_command(source, [allowed])}"
     near = [ends[one.source] for one in group]
     allowed = [end.network if end.network == target.network else end.address for end in near]
     return f"On {target.name}:  {allow_command(target, list(dict.fromkeys(allowed)))}"
