@@ -168,10 +168,9 @@ def receive(connection: socket.socket, plan: Plan) -> dict[str, Any]:
     The rate is None where there was too little to tell.
     """
     buffer = bytearray(_CHUNK_BYTES)
-    num_bytes = 0
+    num_bytes = warm_bytes = 0
     first_s = warm_s = now_s = time.monotonic()
-    warm_bytes: int | None = None
-    is_stalled = False
+    is_stalled = is_warm = False
     connection.settimeout(plan.stall_s)
     # To close is to reset: a sender whose packets get lost would not notice an ordinary end for seconds.
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -184,16 +183,14 @@ def receive(connection: socket.socket, plan: Plan) -> dict[str, Any]:
         if not size:
             break
         now_s = time.monotonic()
-        if num_bytes == 0:
-            first_s = now_s
         num_bytes += size
-        if warm_bytes is None and now_s - first_s >= plan.transfer_s * _WARM_SHARE:
-            warm_s, warm_bytes = now_s, num_bytes
+        if num_bytes == size:
+            first_s, warm_s, warm_bytes = now_s, now_s, size
+        if not is_warm and plan.transfer_s * _WARM_SHARE <= now_s - first_s < plan.transfer_s:
+            is_warm, warm_s, warm_bytes = True, now_s, num_bytes
         if now_s - first_s >= plan.transfer_s:
             break
-    took_s = now_s - warm_s
-    is_full = warm_bytes is not None and took_s >= plan.transfer_s / 3
-    rate = (num_bytes - (warm_bytes or 0)) / took_s if is_full else None
+    rate = (num_bytes - warm_bytes) / (now_s - warm_s) if now_s > warm_s else None
     return {"num_bytes": num_bytes, "bytes_per_s": rate, "is_stalled": is_stalled}
 
 
