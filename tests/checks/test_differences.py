@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any
 
 import pytest
-from made_up_hosts import GB, make_gpu_patient, make_patient
 
+from made_up_hosts import GB, make_gpu_patient, make_patient
 from paceline.checks import differences
 from paceline.checks.differences import compare_hosts
 from paceline.checks.findings import Finding

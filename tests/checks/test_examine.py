@@ -8,8 +8,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from made_up_hosts import make_gpu_patient, make_patient
 
+from made_up_hosts import make_gpu_patient, make_patient
 from paceline.checks import examine, patients, vitals
 from paceline.checks.examine import CheckOptions, judge, quick_findings
 from paceline.checks.findings import CHECKS

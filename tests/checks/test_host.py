@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from made_up_hosts import DISK, GB, make_gpu_patient, make_patient
 
+from made_up_hosts import DISK, GB, make_gpu_patient, make_patient
 from paceline.checks import gpu, host, surroundings
 from paceline.checks.findings import Status
 from paceline.checks.patients import Patient

@@ -13,12 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from made_up_hosts import make_gpu_patient, make_patient
 
+from made_up_hosts import make_gpu_patient, make_patient
 from paceline.checks.examine import Examined, judge
 from paceline.checks.findings import Finding, Status, worst_first
 from paceline.cli import findings as render
-
 
 PACELINE = str(Path(sys.executable).parent / "paceline")
 Golden = Callable[[str, str], None]

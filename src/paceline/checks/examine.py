@@ -18,6 +18,7 @@ from paceline.checks.matrix import Matrix
 from paceline.checks.pairs import Depth, check_pairs, check_unwired
 from paceline.checks.patients import Examination, Patient, Reading, read_vitals
 from paceline.checks.surroundings import SURROUNDINGS_CHECKS
+from paceline.checks.together import check_together
 from paceline.checks.verdicts import Verdict, as_findings, failure, listen, ok, protect
 from paceline.cluster.spec import Host, resolve_slots
 from paceline.errors import HostError
@@ -224,10 +225,16 @@ def _examine_network(
         return found
 
     if are_apart:
-        findings += protect("wires", check_all_pairs)
+        findings += protect("ports", check_all_pairs)
     else:
         text = "pairs of hosts are not measured, as some are one machine"
         findings.append(Finding(check="speed", status="skipped", where="", text=text))
+    if options.depth == "full":
+        if any(finding.status == "failure" for finding in findings):
+            text = "no group is formed by hosts of which a pair is not in order"
+            findings.append(Finding(check="gloo", status="skipped", where="", text=text))
+        else:
+            findings += protect("gloo", functools.partial(check_together, hosts, facts, wires))
     return findings, matrices[0] if matrices else None
 
 
