@@ -62,9 +62,8 @@ def check_pairs(
     links = _measure(hosts, facts, ends, closed | {(target, source) for source, target in closed}, depth)
     findings += [*check_interfaces(ends), *check_ports(ends, knocks, ())]
     findings += [*check_packet_size(ends, links), *check_round_trip(ends, links)]
-    if depth == "full":
-        findings += check_speed(ends, links)
-    return findings, _make_matrix(ends, links, closed, depth)
+    findings += check_speed(ends, links)
+    return findings, _make_matrix(ends, links, closed)
 
 
 def check_unwired(hosts: Hosts, facts: Sequence[Facts], nic: Nic | None, error: HostError) -> Iterator[Finding]:
@@ -243,9 +242,11 @@ def _play(
     arguments = [{"port": port, "plan": _PLANS[depth], "rounds": of_host, "limit_s": limit_s} for of_host in games]
     module = "paceline.checks.speed_errand"
     replies = _run_everywhere(hosts, facts, ends, module, arguments, timeout_s=limit_s + 2 * _START_LIMIT_S)
-    return [
+    links = [
         link for source, reply in enumerate(replies) for game in reply.value or () for link in _read_game(source, game)
     ]
+    # A megabyte is too short to tell a speed by.
+    return links if depth == "full" else [dataclasses.replace(link, rate_mbps=None) for link in links]
 
 
 def _read_game(source: int, game: dict[str, Any]) -> Iterator[Link]:
@@ -268,11 +269,11 @@ def _read_game(source: int, game: dict[str, Any]) -> Iterator[Link]:
         )
 
 
-def _make_matrix(ends: Sequence[End], links: Sequence[Link], closed: Collection[Pair], depth: Depth) -> Matrix:
+def _make_matrix(ends: Sequence[End], links: Sequence[Link], closed: Collection[Pair]) -> Matrix:
     rates = {link.pair: link.rate_mbps for link in links if link.rate_mbps is not None}
     return Matrix(
         names=[end.name for end in ends],
-        rates_mbps=rates if depth == "full" else {},
+        rates_mbps=rates,
         round_trips_ms={link.pair: link.round_trip_ms for link in links if link.round_trip_ms is not None},
         broken=frozenset(closed) | {link.pair for link in links if link.is_stalled or link.problem},
     )
