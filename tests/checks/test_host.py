@@ -100,12 +100,12 @@ CASES: list[tuple[Callable[[Patient], Any], Patient, Status, str, str]] = [
         make_patient(memory={"available": MB}),
         "warning",
         "1.0 MB of memory are available",
-        "ssh bob ps",
+        "On bob:  ps",
     ),
     (host.check_memory, make_patient(cgroup={"memory": 1e8}), "warning", "control group allows 100.0 MB", "--memory"),
     (host.check_cores, make_patient(cgroup={"cores": 2.5}), "warning", "8 cores are seen", "OMP_NUM_THREADS=2"),
     (host.check_cores, make_patient(slots=9), "warning", "9 ranks share 8 cores", "-H bob:8"),
-    (host.check_load, make_patient(load=20.0), "warning", "20.0 processes want the 8 cores", "ssh bob ps"),
+    (host.check_load, make_patient(load=20.0), "warning", "20 processes want the 8 cores", "On bob:  ps"),
     (
         surroundings.check_host_name,
         make_patient(resolved={"addresses": [], "problem": "no answer", "elapsed_s": 3.0}),
@@ -155,21 +155,21 @@ CASES: list[tuple[Callable[[Patient], Any], Patient, Status, str, str]] = [
         make_patient(processes=[process(41, is_led=False), process(42, is_led=False)]),
         "warning",
         "2 processes of run 20260101-1 left there, 2h00m00s old: python train.py",
-        "ssh bob kill -9 41 42",
+        "On bob:  kill -9 41 42",
     ),
     (
         surroundings.check_other_runs,
         make_patient(processes=[process(41, is_led=True)]),
         "warning",
         "1 process of another run at work there (20260101-1)",
-        "ssh bob ps -fp 41",
+        "On bob:  ps -fp 41",
     ),
     (
         surroundings.check_shared_memory_leftovers,
         make_patient(shm_leftovers=[{"path": f"/dev/shm/nccl-{i}", "bytes": MB, "age_s": 7200.0} for i in range(5)]),
         "warning",
         "5 files of dead processes in /dev/shm, 5.0 MB",
-        "ssh bob rm /dev/shm/nccl-0 /dev/shm/nccl-1",
+        "On bob:  rm /dev/shm/nccl-0 /dev/shm/nccl-1",
     ),
     (
         gpu.check_gpu_driver,
@@ -265,7 +265,3 @@ def test_a_check_that_breaks_is_a_verdict() -> None:
         Verdict(status="crashed", text="the check itself broke: TypeError: '<' not supported between instances of "
         "'str' and 'int'")
     ]  # fmt: skip
-
-
-def test_here_no_ssh_is_needed() -> None:
-    assert make_patient().by_ssh("ps") == "ssh bob ps"

@@ -26,7 +26,6 @@ from paceline.launch.facts import Facts
 from paceline.launch.gpus import count_gpus
 from paceline.launch.hosts import Hosts, HostsError, open_hosts
 from paceline.launch.signals import signals_into
-from paceline.launch.transport import is_this_machine
 from paceline.launch.wiring import find_wires
 from paceline.network.candidates import Nic
 from paceline.network.wires import Wire
@@ -46,6 +45,8 @@ class CheckOptions:
     depth: Depth = "full"
     imports: tuple[str, ...] = ()
     """Modules that the script imports."""
+    data: str | None = None
+    """A folder that must hold the same on all hosts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -160,7 +161,9 @@ def _examine_all(hosts: Sequence[Host], options: CheckOptions) -> Examined:
         findings: list[Finding] = []
         for host in hosts:
             findings += as_findings(check_reachable, host.name, listen(check_reachable, None))
-        patients = _meet(opened, facts, Examination(imports=options.imports, is_quick=is_quick), findings)
+        patients = _meet(
+            opened, facts, Examination(imports=options.imports, data=options.data, is_quick=is_quick), findings
+        )
         judged, rows = judge(patients)
         findings += judged
         matrix = None
@@ -192,7 +195,6 @@ def _patient(host: Host, facts: Facts, reading: Reading, layout: tuple[int, int]
         clock_ahead_s=reading.clock_ahead_s,
         slots=layout[0],
         num_gpus=layout[1],
-        is_here=is_this_machine(host),
     )
 
 

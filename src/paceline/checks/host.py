@@ -284,7 +284,7 @@ def check_memory(patient: Patient) -> Iterator[Verdict]:
         yield warning(
             f"{format_bytes(vitals.memory['available'])} of memory are available, but {ranks} take "
             f"{format_bytes(needed)} at the start",
-            patient.by_ssh("ps -eo pid,user,rss,args --sort=-rss   (end what is not needed)"),
+            f"On {patient.name}:  ps -eo pid,user,rss,args --sort=-rss   (end what is not needed)",
         )
     else:
         yield ok(f"{format_bytes(vitals.memory['available'])} of memory available")
@@ -333,8 +333,8 @@ def check_load(patient: Patient) -> Iterator[Verdict]:
     """
     load, cores = patient.vitals.load, patient.vitals.num_cpus
     if load > BUSY_PER_CORE * cores:
-        text = f"{load:.1f} processes want the {cores} core{'s' if cores > 1 else ''}"
-        yield warning(text, patient.by_ssh("ps -eo pcpu,pid,user,args --sort=-pcpu   (end what is not needed)"))
+        text = f"{load:.0f} processes want the {cores} core{'s' if cores > 1 else ''}"
+        yield warning(text, f"On {patient.name}:  ps -eo pcpu,pid,user,args --sort=-pcpu   (end what is not needed)")
     else:
         yield ok(f"load {load:.1f} on {cores} core{'s' if cores > 1 else ''}")
 

@@ -29,12 +29,6 @@ class Patient:
     """Ranks that it is to run."""
     num_gpus: int
     """GPUs that they will see."""
-    is_here: bool = False
-    """It is the machine on which paceline was started."""
-
-    def by_ssh(self, command: str) -> str:
-        """A command for this host as it is typed on the machine on which paceline was started."""
-        return command if self.is_here else f"ssh {self.name} {command}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -144,13 +144,13 @@ def check_other_runs(patient: Patient) -> Iterator[Verdict]:
         yield warning(
             f"{_count(lost, 'process')} of run {lost[0]['run']} left there, {format_duration(oldest)} old: "
             f"{lost[0]['command'][:60]}",
-            patient.by_ssh(f"kill -9 {pids}"),
+            f"On {patient.name}:  kill -9 {pids}",
         )
     if led:
         runs = ", ".join(sorted({process["run"] for process in led}))
         yield warning(
             f"{_count(led, 'process')} of another run at work there ({runs})",
-            patient.by_ssh(f"ps -fp {','.join(str(process['pid']) for process in led)}   (wait, or end that run)"),
+            f"On {patient.name}:  ps -fp {','.join(str(process['pid']) for process in led)}   (wait, or end that run)",
         )
     if not lost and not led:
         yield ok("no process of another run")
@@ -179,7 +179,7 @@ def check_shared_memory_leftovers(patient: Patient) -> Iterator[Verdict]:
         paths = " ".join(file["path"] for file in old[:_SHOWN])
         more = f" and {len(old) - _SHOWN} more" if len(old) > _SHOWN else ""
         yield warning(
-            f"{_count(old, 'file')} of dead processes in /dev/shm, {size}", patient.by_ssh(f"rm {paths}{more}")
+            f"{_count(old, 'file')} of dead processes in /dev/shm, {size}", f"On {patient.name}:  rm {paths}{more}"
         )
     else:
         yield ok("nothing left in /dev/shm")

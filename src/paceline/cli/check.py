@@ -25,6 +25,7 @@ _PATH = click.Path(path_type=Path)
 @click.option("--hostfile", type=_PATH, metavar="FILE", help="The same, one host a line: alice slots=4.")
 @click.option("--python", metavar="PATH", help="The interpreter on every host.  [this one's path]")
 @click.option("--nic", metavar="NAME|NETWORK", help="Use this interface or network.  [found by trying]")
+@click.option("--data", metavar="FOLDER", help="Compare the number and size of its files on all hosts.")
 @click.option("--quick", is_flag=True, help="Only what takes about a second: no speed, no collective.")
 @click.option("--strict", is_flag=True, help="Exit with 1 for warnings too.")
 @click.option("--verbose", "-v", is_flag=True, help="List what is fine as well.")
@@ -34,6 +35,7 @@ def check(
     hostfile: Path | None,
     python: str | None,
     nic: str | None,
+    data: str | None,
     quick: bool,
     strict: bool,
     verbose: bool,
@@ -49,6 +51,7 @@ def check(
         python=python,
         nic=parse_nic(nic) if nic is not None else None,
         depth="quick" if quick else "full",
+        data=os.path.abspath(data) if data is not None else None,
     )
     try:
         examined = examine(options)
