@@ -9,7 +9,7 @@ import sys
 import click
 
 from paceline import __version__
-from paceline.cli import lab
+from paceline.cli import env, lab
 from paceline.cli.check import check
 from paceline.cli.explain import explain
 from paceline.cli.run import run
@@ -25,6 +25,7 @@ def app() -> None:
 app.add_command(run)
 app.add_command(check)
 app.add_command(explain)
+app.add_command(env.app)
 app.add_command(lab.app)
 
 

@@ -1,0 +1,188 @@
+"""Makes the environment on a host: the errand that comes after everything has arrived.
+
+Standard library only: this module runs on every host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from paceline.envs.inventory import find_distributions
+from paceline.envs.looking import MARKER, read_state
+from paceline.envs.scripts import copy_script, write_entry_points
+from paceline.launch.facts import state_folder
+
+_VENV_LIMIT_S = 120
+_PIP_LIMIT_S = 7200
+_IMPORT_LIMIT_S = 300
+_REPORT = """\
+import importlib.metadata, json, os, sys
+packages = [(found.metadata["Name"], found.version) for found in importlib.metadata.distributions()]
+print(json.dumps({"python": "%d.%d" % sys.version_info[:2], "machine": os.uname().machine, "packages": packages}))
+"""
+
+
+class MakingError(Exception):
+    """Why there is no environment, in one sentence."""
+
+
+def main(argument: dict[str, Any]) -> dict[str, Any]:
+    """`argument`: {`folder`, `sha256`, `lock`: its text, `has_torch`, `is_offline`, `parcels`: [kind, folder] of what
+    has arrived}.
+
+    {`python`: the new interpreter, `facts`: as it tells them, `problem`: why there is none}.
+    """
+    folder = argument["folder"]
+    python = os.path.join(folder, "bin", "python")
+    try:
+        with _lock(folder):
+            if read_state(folder, argument["sha256"]) != "finished":
+                _begin(folder, argument["sha256"])
+                if argument["is_offline"]:
+                    _say_run([sys.executable, "-m", "venv", "--without-pip", folder], _VENV_LIMIT_S, "make a venv")
+                    unpack(folder, argument["parcels"])
+                else:
+                    _install(folder, argument)
+                facts = _check(python, argument["has_torch"])
+                _mark(folder, argument["sha256"], is_finished=True)
+            else:
+                facts = _check(python, False)
+    except (OSError, MakingError) as error:
+        return {"python": python, "facts": None, "problem": str(error)}
+    for _, parcel in argument["parcels"]:
+        _remove(parcel)
+    return {"python": python, "facts": facts, "problem": ""}
+
+
+def _begin(folder: str, sha256: str) -> None:
+    """An empty folder that is known as ours. Raises MakingError for somebody else's."""
+    state = read_state(folder, sha256)
+    if state == "foreign":
+        raise MakingError(f"{folder} is there, and was not made by paceline")
+    if state != "absent":
+        shutil.rmtree(folder)
+    os.makedirs(folder, exist_ok=True)
+    _mark(folder, sha256, is_finished=False)
+
+
+def _mark(folder: str, sha256: str, *, is_finished: bool) -> None:
+    part = os.path.join(folder, MARKER + ".part")
+    with open(part, "w", encoding="utf-8") as file:
+        json.dump({"lock": sha256, "is_finished": is_finished}, file)
+    os.replace(part, os.path.join(folder, MARKER))
+
+
+@contextlib.contextmanager
+def _lock(folder: str) -> Iterator[None]:
+    """One at a time makes an environment. The lock lies in our own folder: beside `folder` may be somebody's."""
+    base = os.path.join(state_folder(), "environments")
+    os.makedirs(base, mode=0o700, exist_ok=True)
+    name = hashlib.sha256(folder.encode()).hexdigest()[:12]
+    with open(os.path.join(base, f".{name}.lock"), "w", encoding="utf-8") as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def unpack(folder: str, parcels: list[list[str]]) -> None:
+    """Puts what has arrived in place: as further names of the same files where that can be, else as copies."""
+    python = os.path.join(folder, "bin", "python")
+    bin_folder = os.path.join(folder, "bin")
+    site = os.path.join(folder, "lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
+    for kind, parcel in parcels:
+        base = site if kind == "site" else folder
+        for source_folder, _, files in os.walk(parcel):
+            target_folder = os.path.normpath(os.path.join(base, os.path.relpath(source_folder, parcel)))
+            os.makedirs(target_folder, exist_ok=True)
+            for name in files:
+                source, target = os.path.join(source_folder, name), os.path.join(target_folder, name)
+                if target_folder == bin_folder:
+                    copy_script(source, target, python)
+                else:
+                    _link(source, target)
+    write_entry_points(list(find_distributions([site])), bin_folder, python)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        return  # what the venv itself has made stays
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+            raise
+        shutil.copy(source, target)
+
+
+def _install(folder: str, argument: dict[str, Any]) -> None:
+    """From the host's own index, with its own configuration: uv where it is there, else pip."""
+    lock = os.path.join(folder, "requirements.lock")
+    uv = shutil.which("uv")
+    without_pip = ["--without-pip"] if uv else []
+    _say_run([sys.executable, "-m", "venv", *without_pip, folder], _VENV_LIMIT_S, "make a venv")
+    with open(lock, "w", encoding="utf-8") as file:
+        file.write(argument["lock"])
+    python = os.path.join(folder, "bin", "python")
+    install = [uv, "pip", "install", "--python", python] if uv else [python, "-m", "pip", "install", "--no-input"]
+    wheels = [
+        os.path.join(parcel, name)
+        for kind, parcel in argument["parcels"]
+        if kind == "wheel"
+        for name in os.listdir(parcel)
+    ]
+    if wheels:
+        _say_run([*install, "--no-deps", *wheels], _PIP_LIMIT_S, "install the wheels")
+    _say_run([*install, "--no-deps", "-r", lock], _PIP_LIMIT_S, "install from the index")
+
+
+def _check(python: str, has_torch: bool) -> dict[str, Any]:
+    """What the new interpreter says of itself, after it has imported torch."""
+    if has_torch:
+        _say_run([python, "-c", "import torch"], _IMPORT_LIMIT_S, "import torch in it")
+    return json.loads(_say_run([python, "-c", _REPORT], _IMPORT_LIMIT_S, "list its packages").splitlines()[-1])
+
+
+def _say_run(command: list[str], limit_s: float, doing: str) -> str:
+    """What it printed. Raises MakingError with its last words."""
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit_s,
+            env=env,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        raise MakingError(f"could not {doing} within {limit_s:.0f} s") from None
+    if done.returncode != 0:
+        raise MakingError(f"could not {doing}: {last_words(done.stderr or done.stdout)}")
+    return done.stdout
+
+
+def last_words(text: str) -> str:
+    """The line of an error that says most, without users and passwords of addresses."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if line.upper().startswith("ERROR")]
+    return re.sub(r"//[^/\s]*@", "//", (errors or lines or ["no word"])[-1])
+
+
+def _remove(parcel: str) -> None:
+    """What has arrived has done its work."""
+    shutil.rmtree(parcel, ignore_errors=True)
+    for end in (".json", ".lock"):
+        with contextlib.suppress(OSError):
+            os.unlink(parcel + end)
