@@ -64,9 +64,9 @@ def arrow(source: End, target: End) -> str:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """`h1, h2 and h3`; at most four of them."""
+    """`h1, h2 and h3`; at most four of them; empty for none."""
     named = [*names] if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"]
-    return " and ".join(filter(None, [", ".join(named[:-1]), named[-1]]))
+    return " and ".join(filter(None, [", ".join(named[:-1]), *named[-1:]]))
 
 
 @check("interfaces")

@@ -62,7 +62,8 @@ class _Member:
         self._start_limit = datetime.timedelta(seconds=argument["start_limit_s"])
         self._limit = datetime.timedelta(seconds=argument["limit_s"])
         self._device = torch.device("cuda", 0) if self._backend == "nccl" else torch.device("cpu")
-        self._store: dist.Store | None = None
+        self._store: Any = None
+        """PyTorch's types don't know that its stores are public."""
 
     def find_missing(self, name: str) -> list[int]:
         """The ranks that have not come as far as this phase."""
@@ -83,7 +84,7 @@ class _Member:
                 self._store.wait(everyone, self._limit)
 
     def _start(self) -> None:
-        self._store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]  # documented, though not listed
+        self._store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
             self._address,
             self._port,
             self._num_ranks,

@@ -1,0 +1,88 @@
+"""What the words of the processes of a group mean: who is missing, and at which step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from paceline.checks.findings import Finding
+from paceline.checks.together import check_gloo, check_nccl, read_group
+from paceline.errors import HostError
+from paceline.launch.errands import Reply
+from paceline.launch.facts import Facts
+
+NAMES = ["h1", "h2", "h3", "h4"]
+
+
+def facts(torch_version: str | None = "2.13.0") -> Facts:
+    return Facts(
+        hostname="h",
+        python_path="/usr/bin/python3",
+        python_version="3.11.7",
+        torch_version=torch_version,
+        cuda_version=None,
+        has_safetensors=True,
+        gpus=[],
+        visible_gpus=None,
+        num_cores=2,
+        machine="x86_64",
+        state_folder="/tmp",
+        free_bytes=1,
+        interfaces=[],
+    )
+
+
+def went_well(large_s: float = 1.0) -> Reply:
+    phases = [{"name": name, "took_s": 0.1} for name in ("start", "join", "one", "barrier", "large")]
+    return Reply(value={"phases": phases, "large_s": large_s})
+
+
+def failed(name: str, problem: str, missing: Sequence[int] = ()) -> Reply:
+    phase: dict[str, Any] = {"name": name, "problem": problem, "missing": list(missing)}
+    return Reply(value={"phases": [{"name": "start", "took_s": 1.0}, phase], "large_s": 0.0})
+
+
+def read(replies: Sequence[Reply]) -> list[Finding]:
+    return list(read_group("gloo", NAMES[: len(replies)], replies))
+
+
+def test_a_group_that_works_tells_its_speed() -> None:
+    [finding] = read([went_well(0.8), went_well(1.024), went_well(), went_well()])
+    assert finding.status == "ok" and finding.text == "4 hosts add up 64.0 MB in 1.0s: 750 Mb/s on each link"
+
+
+def test_who_never_came_is_named() -> None:
+    late = "wait timeout after 40000ms"
+    first, second = read([failed("start", late, [3]), failed("start", late, [3]), went_well(), Reply(problem="killed")])
+    assert (first.where, first.status) == ("h4", "failure") and "the process on h4 ended, or hung: killed" in first.text
+    assert (second.where, second.status) == ("h4", "warning"), "the cause was told already"
+    assert "finding each other did not succeed within its time; h4 never came: wait timeout" in second.text
+
+
+def test_the_earliest_step_that_failed_is_told_once() -> None:
+    refused = "connect: Connection refused, remote=[127.0.0.1]:5000"
+    [finding] = read([failed("one", "closed by peer"), failed("join", refused), failed("one", "closed by peer")])
+    assert finding.status == "failure" and finding.where == ""
+    assert "making the group did not succeed within its time; on h2: connect: Connection refused" in finding.text
+    assert "TORCH_CPP_LOG_LEVEL=INFO" in finding.remedy
+
+
+@pytest.mark.parametrize("check", [check_gloo, check_nccl])
+def test_without_pytorch_there_is_no_group(check: Any) -> None:
+    [finding] = check(NAMES[:2], [facts(), facts(None)], lambda: pytest.fail("nothing is started"))
+    assert (finding.status, finding.text) == ("skipped", "no group was formed: no PyTorch on h2")
+
+
+def test_one_host_is_no_group() -> None:
+    [finding] = check_gloo(["h1"], [facts()], lambda: pytest.fail("nothing is started"))
+    assert finding.text == "no group was formed: it takes two hosts"
+
+
+def test_a_first_host_without_a_port() -> None:
+    def raise_error() -> Sequence[Reply]:
+        raise HostError("h1: no port is free", hint="ss -ltn")
+
+    [finding] = check_gloo(NAMES[:2], [facts()] * 2, raise_error)
+    assert (finding.status, finding.text, finding.remedy) == ("failure", "h1: no port is free", "ss -ltn")
