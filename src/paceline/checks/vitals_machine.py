@@ -53,7 +53,7 @@ def read_space(path: str) -> dict[str, int] | None:
 def read_gpu() -> dict[str, Any]:
     """{`driver`: version of the kernel module or None, `libcuda`: versions on the disk, `cards`: NVIDIA cards on the
     bus, `devices`: /dev/nvidia0 and on, `has_uvm`, `errors`: lines of the kernel log, or None where it is closed}."""
-    version = re.search(r"Kernel Module\D*?\s(\d+\.[\d.]+)", read_text("/proc/driver/nvidia/version").split("\n")[0])
+    version = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", read_text("/proc/driver/nvidia/version").split("\n")[0])
     libraries = glob.glob("/usr/lib*/libcuda.so.*.*") + glob.glob("/usr/lib/*/libcuda.so.*.*")
     return {
         "driver": version[1] if version else None,
