@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import socket
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,8 +43,8 @@ def went_well(large_s: float = 1.0) -> Reply:
     return Reply(value={"phases": phases, "large_s": large_s})
 
 
-def failed(name: str, problem: str, missing: Sequence[int] = ()) -> Reply:
-    phase: dict[str, Any] = {"name": name, "problem": problem, "missing": list(missing)}
+def failed(name: str, problem: str, missing: Sequence[int] = (), took_s: float = 10.0) -> Reply:
+    phase: dict[str, Any] = {"name": name, "took_s": took_s, "problem": problem, "missing": list(missing)}
     return Reply(value={"phases": [{"name": "start", "took_s": 1.0}, phase], "large_s": 0.0})
 
 
@@ -58,15 +62,24 @@ def test_who_never_came_is_named() -> None:
     first, second = read([failed("start", late, [3]), failed("start", late, [3]), went_well(), Reply(problem="killed")])
     assert (first.where, first.status) == ("h4", "failure") and "the process on h4 ended, or hung: killed" in first.text
     assert (second.where, second.status) == ("h4", "warning"), "the cause was told already"
-    assert "finding each other did not succeed within its time; h4 never came: wait timeout" in second.text
+    assert "finding each other did not succeed; h4 never came: wait timeout" in second.text
 
 
 def test_the_earliest_step_that_failed_is_told_once() -> None:
     refused = "connect: Connection refused, remote=[127.0.0.1]:5000"
     [finding] = read([failed("one", "closed by peer"), failed("join", refused), failed("one", "closed by peer")])
-    assert finding.status == "failure" and finding.where == ""
-    assert "making the group did not succeed within its time; on h2: connect: Connection refused" in finding.text
+    assert (finding.status, finding.where) == ("failure", "h2")
+    assert "making the group did not succeed; first on h2: connect: Connection refused" in finding.text
     assert "TORCH_CPP_LOG_LEVEL=INFO" in finding.remedy
+
+
+def test_who_fails_at_once_is_the_cause_of_those_who_waited() -> None:
+    no_such = "Unable to find address for: eth7"
+    late = failed("join", "wait timeout after 10000ms")
+    [finding] = read([late, failed("join", no_such, took_s=0.1), late])
+    assert finding.where == "h2" and finding.text.endswith(f"first on h2: {no_such}")
+    [finding] = read([late, late])
+    assert finding.where == "" and "on h1 and h2: wait timeout" in finding.text
 
 
 @pytest.mark.parametrize("check", [check_gloo, check_nccl])
@@ -86,3 +99,32 @@ def test_a_first_host_without_a_port() -> None:
 
     [finding] = check_gloo(NAMES[:2], [facts()] * 2, raise_error)
     assert (finding.status, finding.text, finding.remedy) == ("failure", "h1: no port is free", "ss -ltn")
+
+
+@pytest.mark.ranks
+def test_two_real_ranks_of_three_name_the_third() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    call = "import json, sys; from paceline.checks.group_errand import main; main(json.loads(sys.argv[1]))"
+    limits = {"start_limit_s": 20.0, "limit_s": 1.0, "num_bytes": 4096}
+    shared = {"num_ranks": 3, "address": "127.0.0.1", "port": port, "backend": "gloo", **limits}
+    # The third is there, and makes the group, but for an interface that it doesn't have.
+    interfaces = ["lo", "lo", "eth77"]
+    processes = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                call,
+                json.dumps({**shared, "rank": rank, "env": {"GLOO_SOCKET_IFNAME": interface}}),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for rank, interface in enumerate(interfaces)
+    ]
+    replies = [Reply(value=json.loads(process.communicate(timeout=50)[0].splitlines()[-1])) for process in processes]
+    [finding] = read(replies)
+    assert (finding.status, finding.where) == ("failure", "h3")
+    assert "making the group did not succeed; first on h3:" in finding.text and "eth77" in finding.text

@@ -32,7 +32,9 @@ def main(argument: dict[str, Any]) -> NoReturn:
             member.steps[name]()
         except Exception as error:  # noqa: BLE001  # whatever the library raises is what we are here for
             words = str(error).strip().splitlines() or [type(error).__name__]
-            phases.append({"name": name, "problem": words[0], "missing": member.find_missing(name)})
+            took_s = round(time.monotonic() - began_s, 4)
+            missing = member.find_missing(name)
+            phases.append({"name": name, "took_s": took_s, "problem": words[0], "missing": missing})
             break
         phases.append({"name": name, "took_s": round(time.monotonic() - began_s, 4)})
     print("\n" + json.dumps({"phases": phases, "large_s": member.large_s}))

@@ -167,15 +167,22 @@ def _tell_failure(
     phase_names = list(_DOING)
     earliest = min((phase["name"] for phase in failed.values()), key=phase_names.index)
     at_it = {index: phase for index, phase in failed.items() if phase["name"] == earliest}
+    # Who fails at once has a reason of its own; the others wait for it until their time is over.
+    first = min(at_it, key=lambda index: at_it[index]["took_s"])
+    is_first_alone = all(at_it[first]["took_s"] < phase["took_s"] / 2 for i, phase in at_it.items() if i != first)
     votes: collections.Counter[int] = collections.Counter(rank for phase in at_it.values() for rank in phase["missing"])
     missing = [names[rank] for rank in sorted(votes)]
-    problem = next(iter(at_it.values()))["problem"]
-    who = f"; {join_names(missing)} never came" if missing else f"; on {join_names([names[i] for i in at_it])}"
+    if missing:
+        where, who = join_names(missing), f"{join_names(missing)} never came"
+    elif is_first_alone:
+        where, who = names[first], f"first on {names[first]}"
+    else:
+        where, who = "", f"on {join_names([names[index] for index in at_it])}"
     remedy = f"paceline run --env {'NCCL_DEBUG=INFO' if name == 'nccl' else 'TORCH_CPP_LOG_LEVEL=INFO'} …"
     return Finding(
         check=name,
         status="warning" if set(votes) & silent.keys() else "failure",
-        where=join_names(missing),
-        text=f"no group: {_DOING[earliest]} did not succeed within its time{who}: {problem}",
+        where=where,
+        text=f"no group: {_DOING[earliest]} did not succeed; {who}: {at_it[first]['problem']}",
         remedy=remedy,
     )
