@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import subprocess
@@ -102,29 +103,27 @@ def test_a_first_host_without_a_port() -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.timeout(120)
 def test_two_real_ranks_of_three_name_the_third() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     call = "import json, sys; from paceline.checks.group_errand import main; main(json.loads(sys.argv[1]))"
-    limits = {"start_limit_s": 20.0, "limit_s": 1.0, "num_bytes": 4096}
+    limits = {"start_limit_s": 60.0, "limit_s": 5.0, "num_bytes": 4096}
     shared = {"num_ranks": 3, "address": "127.0.0.1", "port": port, "backend": "gloo", **limits}
     # The third is there, and makes the group, but for an interface that it doesn't have.
     interfaces = ["lo", "lo", "eth77"]
-    processes = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                call,
-                json.dumps({**shared, "rank": rank, "env": {"GLOO_SOCKET_IFNAME": interface}}),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        for rank, interface in enumerate(interfaces)
+    arguments = [
+        {**shared, "rank": rank, "env": {"GLOO_SOCKET_IFNAME": interface}} for rank, interface in enumerate(interfaces)
     ]
-    replies = [Reply(value=json.loads(process.communicate(timeout=50)[0].splitlines()[-1])) for process in processes]
+    with contextlib.ExitStack() as stack:
+        processes: list[subprocess.Popen[bytes]] = []
+        for argument in arguments:
+            command = [sys.executable, "-c", call, json.dumps(argument)]
+            started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            processes.append(stack.enter_context(started))
+            stack.callback(started.kill)
+        said = [process.communicate(timeout=100)[0] for process in processes]
+    replies = [Reply(value=json.loads(words.splitlines()[-1])) for words in said]
     [finding] = read(replies)
     assert (finding.status, finding.where) == ("failure", "h3")
     assert "making the group did not succeed; first on h3:" in finding.text and "eth77" in finding.text
