@@ -94,7 +94,7 @@ def explain(hosts: Sequence[str], stalled: Mapping[int, RankStalled], ended: Map
         ranks = [rank for rank in sorted(ended) if ended[rank] == steps]
         lines.append(f"{name_ranks(ranks, hosts)} {_have(ranks)} ended{_after(steps or 0)}")
     if unheard:
-        lines.append(f"{name_ranks(unheard, hosts)}: not heard of, so {_go(unheard)} on, or can't report")
+        lines.append(f"{name_ranks(unheard, hosts)}: nothing heard: not come so far, moving, or unable to report")
     return [lines[0], *(f"  {line}" for line in lines[1 : _MOST_LINES + 1])]
 
 
@@ -126,7 +126,7 @@ def _cause(
         is_in = "are" if len(elsewhere) > 1 else "is"
         return f"{wait} for {name_ranks(elsewhere, hosts)}, which {is_in} in {' or '.join(sorted(what))}{at}"
     if unheard:
-        return f"{wait}, and {name_ranks(unheard, hosts)} {_verb(unheard, 'take')} no part"
+        return f"{wait}, and of {name_ranks(unheard, hosts)} nothing is heard"
     return _cause_among_waiting(hosts, stalled)
 
 
@@ -194,7 +194,3 @@ def _verb(ranks: Collection[int], verb: str) -> str:
 
 def _have(ranks: Collection[int]) -> str:
     return "have" if len(ranks) > 1 else "has"
-
-
-def _go(ranks: Collection[int]) -> str:
-    return "they go" if len(ranks) > 1 else "it goes"
