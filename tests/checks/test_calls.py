@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from paceline.checks import pair_errand, speed_errand
 from paceline.checks.calls import Peer, Station, WrongHostError, receive_exactly
 from paceline.checks.findings import Finding
-from paceline.checks.pairs import check_pairs
+from paceline.checks.pairs import arrange_rounds, check_pairs
 from paceline.checks.speed_errand import Plan, receive
 from paceline.cluster.spec import parse_hosts
 from paceline.launch.hosts import open_hosts
@@ -157,6 +158,35 @@ def test_a_pair_measures_each_other() -> None:
     assert found["peer"] == 1 and len(found["trips_ms"]) == 11 and found["path_bytes"] == 65535
     for way in ("there", "back"):
         assert found[way]["num_bytes"] > 10**5 and found[way]["bytes_per_s"] > 10**6 and not found[way]["is_stalled"]
+
+
+def test_a_whole_tournament_needs_no_clock() -> None:
+    """Five hosts; one of them starts when the others have long begun."""
+    port, rounds = free_port(), arrange_rounds(5)
+    arguments = [
+        {
+            "address": f"127.0.0.{host + 1}",
+            "index": host,
+            "nonce": "secret",
+            "port": port,
+            "plan": {"transfer_s": 0.005, "enough_bytes": 10**6},
+            "limit_s": 20.0,
+            "rounds": [
+                [one + two - host, f"127.0.0.{one + two - host + 1}", port, host == one]
+                for pairs in rounds
+                for one, two in pairs
+                if host in (one, two)
+            ],
+        }
+        for host in range(5)
+    ]
+    with ThreadPoolExecutor(5) as pool:
+        playing = [pool.submit(speed_errand.main, argument) for argument in arguments[1:]]
+        time.sleep(0.05)
+        found = [speed_errand.main(arguments[0]), *(one.result(20) for one in playing)]
+    assert not [game for games in found for game in games if "problem" in game]
+    played = {(host, game["peer"]) for host, games in enumerate(found) for game in games}
+    assert played == {pair for pairs in rounds for pair in pairs} and len(played) == 10
 
 
 @pytest.mark.launcher
