@@ -13,7 +13,7 @@ from paceline.explain.signatures import Confidence, Role, Signature
 from paceline.explain.tracebacks import Crash
 
 _BOTTOM_LINES = 1000
-"""What is followed by more lines than that did not end the run."""
+"""What is followed by so many lines without a word of failure did not end the run."""
 _HANG_LINES = 60
 _NEAR_LINES = 15
 """So close, a consequence says what a vague symptom is."""
@@ -83,7 +83,7 @@ def explain(logs: Sequence[Log]) -> Explanation:
     symptoms = _with_role("symptom", found)
     symptoms = [one for one in symptoms if not (_is_vague(one) and any(_is_near(one, other) for other in cascades))]
     roots = [one for one in found if one.signature is None or one.signature.role == "root"]
-    roots = [one for one in roots if one.signature or not any(_is_soon_after(one, other) for other in symptoms)]
+    roots = [one for one in roots if not any(_is_behind(one, other) for other in (*symptoms, *cascades))]
     # What stands far from the end of its log did not end the run; it is named only where nothing else is.
     explanation = _of_first(roots, symptoms, cascades, found, logs, is_fresh=True)
     explanation = explanation or _of_first(roots, symptoms, cascades, found, logs, is_fresh=False)
@@ -115,9 +115,10 @@ def _of_first(
 
 def _from_hits(logs: Sequence[Log]) -> Iterable[_Found]:
     for index, log in enumerate(logs):
+        bottom = _bottom(log)
         for hit in log.hits:
-            is_fresh = log.num_lines - hit.last.number <= _BOTTOM_LINES
-            line = hit.first if log.num_lines - hit.first.number <= _BOTTOM_LINES or not is_fresh else hit.last
+            is_fresh = hit.last.number >= bottom
+            line = hit.first if hit.first.number >= bottom or not is_fresh else hit.last
             yield _Found(
                 line=line,
                 signature=hit.signature,
@@ -130,14 +131,30 @@ def _from_hits(logs: Sequence[Log]) -> Iterable[_Found]:
 def _from_crashes(logs: Sequence[Log]) -> Iterable[_Found]:
     """Uncaught exceptions of which the catalogue knows nothing: causes of their own."""
     for index, log in enumerate(logs):
+        bottom = _bottom(log)
         for printed in log.crashes:
             crash = printed.cause
             if crash.signature is None:
-                is_fresh = log.num_lines - printed.last_number <= _BOTTOM_LINES
+                is_fresh = printed.last_number >= bottom
                 line = dataclasses.replace(crash.line, host=printed.line.host, rank=printed.line.rank)
                 yield _Found(
                     line=line, signature=None, crash=crash, is_fresh=is_fresh, order=_order(index, printed.line)
                 )
+
+
+def _bottom(log: Log) -> int:
+    """The line where the end of a log begins: all that tells of failures up to its last line, without long gaps."""
+    spans = [(crash.last_number, crash.first_number) for crash in log.crashes]
+    for hit in log.hits:
+        if hit.signature.role in ("root", "symptom", "cascade"):
+            first, last = hit.first.number, hit.last.number
+            spans.append((last, first if last - first <= _BOTTOM_LINES * (hit.count - 1) else last))
+    start = log.num_lines
+    for last, first in sorted(spans, reverse=True):
+        if start - last > _BOTTOM_LINES:
+            break
+        start = min(start, first)
+    return start
 
 
 def _crash_of(line: Line, log: Log) -> Crash | None:
@@ -193,13 +210,25 @@ def _with_role(role: Role, found: list[_Found]) -> list[_Found]:
     return [one for one in found if one.signature is not None and one.signature.role == role]
 
 
-def _is_soon_after(crash: _Found, symptom: _Found) -> bool:
-    """Whether an exception that nobody knows follows a symptom that is known."""
-    if _is_vague(symptom) or symptom.order >= crash.order or not _is_comparable(crash, symptom):
+def _is_behind(crash: _Found, other: _Found) -> bool:
+    """Whether an exception that nobody knows comes of something that is known and came shortly before it.
+
+    A library's may; what the user's own code raises is a cause of its own.
+    """
+    if crash.crash is None or crash.signature is not None or crash.crash.is_raised_by_own:
         return False
-    if crash.line.time_s is not None and symptom.line.time_s is not None:
-        return crash.line.time_s - symptom.line.time_s <= _SOON_S
-    return crash.line.number - symptom.line.number <= _SOON_LINES
+    if other.order >= crash.order or _is_vague(other):
+        return False
+    is_same_file = other.line.file == crash.line.file
+    if _is_cascade(other) and not (is_same_file and other.line.stream == crash.line.stream):
+        return False  # clocks differ between hosts, and what a rank dies of is told by others within moments
+    if other.line.time_s is not None and crash.line.time_s is not None:
+        return crash.line.time_s - other.line.time_s <= _SOON_S
+    return is_same_file and crash.line.number - other.line.number <= _SOON_LINES
+
+
+def _is_cascade(found: _Found) -> bool:
+    return found.signature is not None and found.signature.role == "cascade"
 
 
 def _is_vague(found: _Found) -> bool:
@@ -216,22 +245,38 @@ def _is_near(one: _Found, other: _Found) -> bool:
 
 def _from_root(roots: list[_Found]) -> Explanation:
     first = roots[0]
-    same = [one.line for one in roots if one.name == first.name]
+    said: dict[tuple[int | None, str], Line] = {}  # torchrun's summary repeats what a rank has said
+    for one in roots:
+        if one.name == first.name:
+            said.setdefault((one.line.rank, one.line.text), one.line)
+    same = list(said.values())
     rivals = [one for one in roots if one.name != first.name and not _is_comparable(first, one)]
     confidence: Confidence = "possible" if not first.is_fresh else "likely" if rivals else "certain"
-    if first.signature is None:
-        assert first.crash is not None
-        place = f", raised in {first.crash.frame}" if first.crash.frame else ""
-        return Explanation(
-            verdict="cause",
-            confidence=confidence,
-            cause=f"The script itself failed: {first.line.text}{place}.",
-            remedy="Mend it there. The other ranks' errors come from this one.",
-            source="the traceback",
-            crash=first.crash,
-            evidence=tuple(same[:_MOST_EVIDENCE]),
-        )
-    return _of_signature(first.signature, first, same, confidence)
+    explanation = (
+        _of_own(first, same, confidence)
+        if first.signature is None
+        else _of_signature(first.signature, first, same, confidence)
+    )
+    if not rivals:
+        return explanation
+    doubt = "Another log has a cause, too, and without times it is not known which came first."
+    return dataclasses.replace(explanation, cause=f"{explanation.cause} {doubt}")
+
+
+def _of_own(found: _Found, lines: list[Line], confidence: Confidence) -> Explanation:
+    """An exception that the catalogue doesn't know."""
+    assert found.crash is not None
+    frame = found.crash.frame or found.crash.last_frame
+    place = f", raised in {frame}" if frame else ""
+    return Explanation(
+        verdict="cause",
+        confidence=confidence,
+        cause=f"The script itself failed: {found.line.text}{place}.",
+        remedy="Mend it there. The other ranks' errors come from this one.",
+        source="the traceback",
+        crash=found.crash,
+        evidence=tuple(lines[:_MOST_EVIDENCE]),
+    )
 
 
 def _from_symptom(symptom: _Found, found: list[_Found], logs: Sequence[Log]) -> Explanation:
@@ -245,9 +290,8 @@ def _from_symptom(symptom: _Found, found: list[_Found], logs: Sequence[Log]) -> 
     confidence = symptom.signature.confidence if symptom.is_fresh else "possible"
     explanation = _of_signature(symptom.signature, symptom, same, confidence)
     if symptom.signature.id == "pgnccl-watchdog-timeout":
-        told = [one.line for one in found if one.signature is not None and one.signature.id.startswith("pgnccl-w")]
         ranks = frozenset().union(*(log.ranks for log in logs))
-        compared = timeouts.compare(told, num_known_ranks=len(ranks))
+        compared = timeouts.compare((line for log in logs for line in _all_lines(log)), num_known_ranks=len(ranks))
         if compared is None:
             return dataclasses.replace(explanation, confidence="possible")
         text, lines = compared
@@ -299,8 +343,8 @@ def _completed(
     """With what else was found, what was left out, and which logs are missing."""
     others: dict[str, Other] = {}
     for one in causes:
-        is_named = one.signature is not None and one.signature.id == explanation.entry
-        if not is_named and one.line not in explanation.evidence:
+        is_told = _is_vague(one) or (one.signature is not None and one.signature.id == explanation.entry)
+        if not is_told and one.line not in explanation.evidence:
             others.setdefault(one.name, Other(what=one.name, line=one.line))
     needed: tuple[str, ...] = ()
     if explanation.confidence != "certain":

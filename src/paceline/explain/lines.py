@@ -14,7 +14,7 @@ _PREFIXES = tuple(
         r"\[rank(?P<rank>\d+)\]: ?",  # PyTorch itself
         r"\[[a-zA-Z_]+(?P<local_rank>\d+)\]: ?",  # torchrun: the role and the local rank
         r"\[(?P<local_rank>\d+)\]:(?=\S)",  # torchrun before it had roles
-        r"\[(?=[^\]:]*[A-Za-z.])(?P<host>[\w.-]+):(?P<rank>\d+)\] ",  # paceline
+        r"\[(?=[^\]:]*[A-Za-z.])(?P<host>[\w.-]+):(?P<rank>\d{1,4})\] ",  # paceline; Open MPI's pids have five digits
         r"\(\w+ pid=\d+(?:, ip=(?P<host>[\d.]+))?\) ",  # Ray
     )
 )
@@ -33,6 +33,7 @@ _OWN_RANK = (
     re.compile(r"\(rank=(?P<rank>\d+), size="),
     re.compile(r"comm 0x[0-9a-f]+ rank (?P<rank>\d+) nranks"),
 )
+_OWN_LOCAL_RANK = re.compile(r"\(exitcode: -?\d+\) local_rank: (\d+)")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _TIME_WITHIN = 120
 """Characters from the start of a line in which its time must begin."""
@@ -60,6 +61,15 @@ class Line:
     is_stamped: bool = False
     """It begins with a time, a level or a host of its own, so it continues no line before it."""
 
+    def lend_to(self, line: Line) -> Line:
+        """The other line, with what only this one of the same message says of rank, host and time."""
+        return dataclasses.replace(
+            line,
+            rank=line.rank if line.rank is not None else self.rank,
+            host=line.host or self.host,
+            time_s=line.time_s if line.time_s is not None else self.time_s,
+        )
+
 
 def read_line(raw: bytes, *, file: str, number: int, is_slurm: bool = False) -> Line:
     """Take a line apart."""
@@ -74,6 +84,8 @@ def read_line(raw: bytes, *, file: str, number: int, is_slurm: bool = False) -> 
         stream = stream or match[0].strip()
         start = match.end()
     text = text[start:]
+    if local_rank is None and (match := _OWN_LOCAL_RANK.search(text)):
+        local_rank = int(match[1])
     header = _NCCL_HEADER.match(text) or _SYSLOG_HEADER.match(text)
     return Line(
         file=file,

@@ -10,12 +10,14 @@ from paceline.explain.reading import Log
 
 _ADDRESS = re.compile(
     r"remote=\[?(?P<remote>[^\]\s,)]+)\]?|peer \[(?P<gloo>[^\]]+)\]|"
+    r"srun: error: (?P<srun>\S+): task|process rank \d+ with PID \d+ on node (?P<mpi>\S+) exited|"
     r"(?:remote peer|peer|from|to) (?P<nccl>[A-Za-z0-9][\w.:%-]*)<\d+>"
 )
 _RANKS = re.compile(
     r"from \[(?P<root>\d+)\] via c10d|timeout from\D{0,12}rank (?P<first>\d+)|aborted on rank (?P<aborted>\d+)|"
     r"[Rr]anks? (?P<barrier>[\d, ]+) failed to pass|\[(?P<lagging>[\d, ]+)\] (?:are|is) the lagging|"
-    r"\[(?P<absent>\d+)\] finished collective|Proxy Call to rank (?P<proxy>\d+)"
+    r"\[(?P<absent>\d+)\] finished collective|Proxy Call to rank (?P<proxy>\d+)|"
+    r"srun: error: \S+: tasks? (?P<srun>\d+):|process rank (?P<mpi>\d+) with PID"
 )
 _OWN_ADDRESSES = re.compile(r"[\w.-]+:([0-9a-fA-F.:]+)(?:%[\w.-]+)?<\d+>")
 _LOOPBACK = re.compile(r"127\.|localhost|::1$|0\.0\.0\.0")
@@ -94,9 +96,12 @@ def _is_same_host(one: str, other: str) -> bool:
 
 
 def _name_ranks(ranks: list[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if ranks == list(range(ranks[0], ranks[-1] + 1)) and len(ranks) > 2:
-        return f"ranks {ranks[0]} to {ranks[-1]}"
-    named = ", ".join(str(rank) for rank in ranks[:_MOST_NAMED])
-    return f"ranks {named}" + (" ..." if len(ranks) > _MOST_NAMED else "")
+    """`ranks 0 to 7, 9`; sorted."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    named = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs[:_MOST_NAMED])
+    return f"rank{'' if len(ranks) == 1 else 's'} {named}" + (" ..." if len(runs) > _MOST_NAMED else "")

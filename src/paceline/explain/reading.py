@@ -129,6 +129,7 @@ class _Reader:
             self._take(chunk, position, end, is_wanted=position in wanted)
             position = end + 1
         self._number += chunk.count(b"\n", counted)
+        self._remember_times(chunk)
 
     def end(self) -> Log:
         """What was found."""
@@ -170,11 +171,7 @@ class _Reader:
         labelled = [match for line in lines if (match := SLURM.match(line[:16].decode("utf-8", "replace")))]
         self._is_slurm = len(lines) > 0 and len(labelled) >= 0.9 * len(lines)
         for raw in lines:
-            line = self._read(raw)
-            if line.rank is not None:
-                self._ranks.add(line.rank)
-            if line.host is not None:
-                self._hosts.add(line.host)
+            self._meet(self._read(raw))
 
     # One line
 
@@ -184,17 +181,17 @@ class _Reader:
     def _take(self, chunk: bytes, start: int, end: int, *, is_wanted: bool) -> None:
         line = self._read(self._cut(chunk, start, end))
         has_header = tracebacks.HEADER in line.text
-        self._collect(line, has_header=has_header)
-        if not is_wanted:
+        is_frame = self._collect(line, has_header=has_header)
+        if not is_wanted or is_frame:
             return
-        line = self._dated(chunk, start, line)
+        line = self._of_failure(chunk, start, self._dated(chunk, start, line))
         if has_header:
             self._open(line)
         if line.text.startswith(tracebacks.CHAINED):
             self._chained.add(line.stream)
         signature = self._catalogue.match(line.text)
         if signature is not None:
-            self._record(signature, self._of_failure(chunk, start, line))
+            self._record(signature, line)
         if _FIRST_FAILURE in line.text:
             self._first_failure_at = line.number
 
@@ -220,11 +217,17 @@ class _Reader:
             self._first_time_s = line.time_s if self._first_time_s is None else self._first_time_s
         return line
 
+    def _remember_times(self, chunk: bytes) -> None:
+        """What stands at the end of a chunk is near to what the next one begins with."""
+        times: dict[str, float] = {}
+        for raw in _lines_before(chunk, len(chunk), _LOOK_BACK_LINES):
+            line = self._read(raw)
+            if line.time_s is not None:
+                times.setdefault(line.stream, line.time_s)
+        self._newest_time_s.update(times)
+
     def _record(self, signature: Signature, line: Line) -> None:
-        if line.rank is not None:
-            self._ranks.add(line.rank)
-        if line.host is not None:
-            self._hosts.add(line.host)
+        self._meet(line)
         if match := _WORLD_SIZE.search(line.text):
             self._world_size = max(self._world_size or 0, int(match[match.lastindex or 0]))
         key = (signature.id, line.stream, line.rank)
@@ -256,19 +259,22 @@ class _Reader:
 
     # Tracebacks
 
-    def _collect(self, line: Line, *, has_header: bool) -> None:
+    def _collect(self, line: Line, *, has_header: bool) -> bool:
+        """Give a line to the traceback of its stream, if one is open. Whether it was a frame of it."""
+        is_frame = False
         if collector := self._collectors.get(line.stream):
             if line.text.startswith("Original Traceback"):
                 del self._collectors[line.stream]  # a DataLoader's worker: what counts is its own traceback
             elif has_header:
                 self._close(line.stream)
             else:
-                collector.feed(line)
+                is_frame = collector.feed(line)
                 if collector.is_done:
                     self._close(line.stream)
         if self._collectors and line.number > self._collect_until:
             for stream in list(self._collectors):
                 self._close(stream)
+        return is_frame
 
     def _open(self, header: Line) -> None:
         before = None
@@ -284,8 +290,15 @@ class _Reader:
         crash = self._collectors.pop(stream).crash(self._catalogue)
         if crash is not None:
             self._crashes.append(crash)
+            self._meet(crash.line)
 
     # Who it was
+
+    def _meet(self, line: Line) -> None:
+        if line.rank is not None:
+            self._ranks.add(line.rank)
+        if line.host is not None:
+            self._hosts.add(line.host)
 
     def _complete(self, line: Line) -> Line:
         """What its own text didn't tell."""

@@ -11,9 +11,10 @@ from paceline.explain.cause import Explanation
 from paceline.explain.lines import Line, clock
 from paceline.explain.signatures import Signature
 
-_LABEL_WIDTH = 10
+_LABEL_WIDTH = 11
 _LONGEST_TEXT = 300
 _MOST_NAMED = 8
+_MOST_EXAMPLES = 3
 
 _ASK = (
     "Give it the whole stderr of every rank and host, to the end: paceline explain *.log. What helps most: the first "
@@ -30,8 +31,9 @@ def to_text(explanation: Explanation, width: int) -> list[str]:
         return [*lines, *_wrap("Nothing in it is known to be a failure.", width), *_wrap(_ASK, width)]
     heading = _HEADINGS[explanation.confidence] + ": " if explanation.confidence else ""
     lines += [*_wrap(heading + explanation.cause, width), ""]
+    is_only = len(explanation.logs) == 1
     for line in explanation.evidence:
-        lines += _labelled("evidence", f"{_place(line)}:", width)
+        lines += _labelled("evidence", f"{_place(line, is_only=is_only)}:", width)
         lines += _wrap(_shown(line.text), width, indent=_LABEL_WIDTH + 4)
     crash = explanation.crash
     if crash is not None and crash.frame is not None and explanation.entry is not None:
@@ -42,9 +44,9 @@ def to_text(explanation: Explanation, width: int) -> list[str]:
         source += f" (entry {explanation.entry})"
     lines += _labelled("source", source, width)
     for needed in explanation.needed:
-        lines += _labelled("needed", needed, width)
+        lines += _labelled("needed" if explanation.verdict == "consequences" else "would help", needed, width)
     for other in explanation.others:
-        lines += _labelled("also", f"{_shown(other.what)} ({_place(other.line)})", width)
+        lines += _labelled("also", f"{_shown(other.what)} ({_place(other.line, is_only=is_only)})", width)
     return lines
 
 
@@ -84,7 +86,7 @@ def entry_text(signature: Signature, width: int) -> list[str]:
     lines = [f"{signature.id} ({signature.area}, {signature.role})", "", *_wrap(signature.cause, width), ""]
     lines += _labelled("remedy", signature.remedy, width)
     lines += _labelled("source", signature.source, width)
-    for example in signature.examples:
+    for example in signature.examples[:_MOST_EXAMPLES]:
         lines += _labelled("for lines", example, width)
     return lines
 
@@ -117,8 +119,8 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def _place(line: Line) -> str:
-    """`rank 3 on node2 at 12:00:01, node2.log line 88`."""
+def _place(line: Line, *, is_only: bool) -> str:
+    """`rank 3 on node2 at 12:00:01, node2.log line 88`. `is_only`: there is no other file."""
     who: list[str] = []
     if line.rank is not None:
         who.append(f"rank {line.rank}")
@@ -128,7 +130,7 @@ def _place(line: Line) -> str:
         who.append(f"on {line.host}" if who else f"host {line.host}")
     if line.time_s is not None:
         who.append(f"at {clock(line.time_s)}")
-    where = f"{line.file} line {line.number}"
+    where = f"line {line.number}" if is_only else f"{line.file} line {line.number}"
     return f"{' '.join(who)}, {where}" if who else where
 
 

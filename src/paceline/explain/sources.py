@@ -51,15 +51,15 @@ def read_folder(folder: Path, catalogue: Catalogue) -> list[Log]:
         raise InputError(
             f"{folder}: no logs there", hint=f"looked for files that end in {endings}, or have rank in them"
         )
-    return [read_file(path, catalogue) for path in paths[:_MOST_FILES]]
+    return [read_file(path, catalogue, name=str(path.relative_to(folder))) for path in paths[:_MOST_FILES]]
 
 
-def read_file(path: Path, catalogue: Catalogue, *, host: str | None = None) -> Log:
-    """One log. Raises InputError if it can't be read."""
+def read_file(path: Path, catalogue: Catalogue, *, name: str | None = None, host: str | None = None) -> Log:
+    """One log, under this name. Raises InputError if it can't be read."""
     match = _RANK_IN_NAME.search(path.name)
     try:
         with open(path, "rb") as file:
-            return read_log(file.read, str(path), catalogue, rank=int(match[1]) if match else None, host=host)
+            return read_log(file.read, name or str(path), catalogue, rank=int(match[1]) if match else None, host=host)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
 
@@ -103,7 +103,7 @@ def _read_run(folder: Path, catalogue: Catalogue) -> Iterator[Log]:
         if match is None or int(match["attempt"] or 0) != record.attempt:
             continue
         rank = int(match["rank"])
-        log = read_file(path, catalogue, host=record.hosts.get(rank))
+        log = read_file(path, catalogue, name=path.name, host=record.hosts.get(rank))
         yield _with_end(log, record.ended_s.get(rank))
 
 
@@ -145,7 +145,7 @@ def _read_record(path: Path) -> _Record:
                     if event.exit_code and first_failed is None:
                         first_failed = event
                 case events.RunEnded() if event.headline and event.exit_code:
-                    failed = _failed_line(event, first_failed, ended_s, number, str(path))
+                    failed = _failed_line(event, first_failed, ended_s, number, EVENTS)
                 case _:
                     pass
     return _Record(hosts=hosts, ended_s=ended_s, attempt=attempt, num_ranks=num_ranks, failed=failed, num_lines=number)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from paceline.explain.lines import Line
 
 _WORK = re.compile(r"WorkNCCL\(SeqNum=(?P<number>\d+), OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel>\d+))?")
-_NUMBERS = re.compile(r"last enqueued (?:NCCL )?work: (?P<started>-?\d+), last completed (?:NCCL )?work: -?\d+")
+_NUMBERS = re.compile(r"[Ll]ast enqueued (?:NCCL )?work: (?P<started>-?\d+), last completed (?:NCCL )?work: -?\d+")
 _MOST_NAMED = 6
 
 

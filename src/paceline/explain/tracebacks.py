@@ -14,9 +14,11 @@ CHAINED = ("During handling of the above exception", "The above exception was th
 """The next traceback belongs to the one before."""
 _FRAME = re.compile(r'\s+File "(?P<path>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:: |:?$)")
+# Another process's, that prints to the same place; NCCL's own words (`ncclRemoteError: ...`) do belong to the message.
+_OTHER_EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception): ")
 # What a user has not written. Our own frames lie above those of a script that we have started.
 _NOT_OWN = re.compile(
-    r"/(?:site|dist)-packages/|/lib/python\d|/torch/|^<frozen|^<string>|/paceline/(?:train|sync)/|/bin/torchrun$"
+    r"/(?:site|dist)-packages/|/lib/python\d|/torch/|^<frozen|^<string>|/paceline/(?:train|sync)/|/bin/[^/]+$"
 )
 _MOST_LINES = 400
 _MOST_MESSAGE_LINES = 20
@@ -43,22 +45,28 @@ class Crash:
     first_number: int
     last_number: int
     frame: Frame | None
+    """The last one of the user's own code."""
+    last_frame: Frame | None
     signature: Signature | None
     """What the catalogue knows of its message."""
     before: Crash | None
     """The exception in whose handling, or because of which, this one was raised."""
 
     @property
-    def is_consequence(self) -> bool:
-        """Whether another rank must have failed first."""
-        return self.signature is not None and self.signature.role == "cascade"
+    def is_raised_by_own(self) -> bool:
+        """Whether the user's own code raised it, no library."""
+        return self.frame is not None and self.frame == self.last_frame
 
     @property
     def cause(self) -> Crash:
-        """The one of a chain that says most: the last, unless only an earlier one is no consequence."""
-        if self.is_consequence and self.before is not None:
-            earlier = self.before.cause
-            return self if earlier.is_consequence else earlier
+        """The one of a chain that says most: what the catalogue knows, the origin first; else what was raised last."""
+        chain = [self]
+        while chain[0].before is not None:
+            chain.insert(0, chain[0].before)
+        for role in ("root", "cascade", "symptom"):
+            for crash in chain:
+                if crash.signature is not None and crash.signature.role == role:
+                    return crash
         return self
 
 
@@ -67,21 +75,23 @@ class Collector:
 
     def __init__(self, header: Line, before: Crash | None) -> None:
         self._header = header
+        # torchrun prints a rank's traceback in its summary, moved to the right.
+        self._margin = "  " if header.text.startswith("  traceback") else ""
         self._before = before
         self._frames: list[Frame] = []
         self._message: list[Line] = []
         self._num_lines = 0
         self.is_done = False
 
-    def feed(self, line: Line) -> None:
-        """The next line of the same stream."""
+    def feed(self, line: Line) -> bool:
+        """The next line of the same stream. Whether it is a frame, whose code says nothing of what happened."""
+        line = dataclasses.replace(line, text=line.text.removeprefix(self._margin))
         self._num_lines += 1
         if self._num_lines > _MOST_LINES:
             self.is_done = True
         elif self._message:
-            ends = not line.text.strip() or line.is_stamped or len(self._message) >= _MOST_MESSAGE_LINES
-            self.is_done = ends
-            if not ends:
+            self.is_done = self._ends_message(line)
+            if not self.is_done:
                 self._message.append(line)
         elif match := _FRAME.match(line.text):
             self._frames.append(
@@ -89,6 +99,12 @@ class Collector:
             )
         elif _EXCEPTION.match(line.text) and not line.is_stamped:
             self._message.append(line)
+        return not self._message and line.text.startswith(" ")
+
+    def _ends_message(self, line: Line) -> bool:
+        if len(self._message) >= _MOST_MESSAGE_LINES or not line.text.strip() or line.is_stamped:
+            return True
+        return line.text.startswith((*CHAINED, "=====")) or _OTHER_EXCEPTION.match(line.text) is not None
 
     def crash(self, catalogue: Catalogue) -> Crash | None:
         """What was collected; None if no exception's name came."""
@@ -97,10 +113,11 @@ class Collector:
         own = [frame for frame in self._frames if not _NOT_OWN.search(frame.path)]
         line = self._message[0]
         return Crash(
-            line=line if line.time_s is not None else dataclasses.replace(line, time_s=self._header.time_s),
+            line=self._header.lend_to(line),
             first_number=self._header.number,
             last_number=self._message[-1].number,
-            frame=(own or self._frames or [None])[-1],
+            frame=own[-1] if own else None,
+            last_frame=self._frames[-1] if self._frames else None,
             signature=_most_telling([catalogue.match(line.text) for line in self._message]),
             before=self._before,
         )

@@ -1,0 +1,182 @@
+"""Files and folders: which of them are logs, and what a run's own records add."""
+
+from __future__ import annotations
+
+import io
+import json
+import pathlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from paceline import events
+from paceline.errors import InputError
+from paceline.explain import explain_folder, explain_run, signatures, sources
+from paceline.explain.cause import explain
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+LOST = "RuntimeError: Connection closed by peer [192.0.2.7]:31245\n"
+OWN = """\
+Traceback (most recent call last):
+  File "/home/alice/train.py", line 42, in step
+    f(x)
+ValueError: bad label
+"""
+NOON_S = time.mktime((2026, 11, 30, 12, 0, 0, 0, 0, -1))
+STARTED = events.RunStarted(run_id="r", command=("train.py",), hosts=("alice", "bob"), num_ranks=2)
+KILLED = "signal 9 (SIGKILL): killed from outside, most often by the kernel because memory ran out"
+
+
+def started(rank: int, attempt: int = 0) -> events.RankStarted:
+    return events.RankStarted(rank=rank, host=("alice", "bob")[rank], pid=7, attempt=attempt)
+
+
+def exited(rank: int, code: int, attempt: int = 0) -> events.RankExited:
+    return events.RankExited(rank=rank, host=("alice", "bob")[rank], exit_code=code, attempt=attempt)
+
+
+def make_run(folder: pathlib.Path, records: list[events.Event], logs: Mapping[str, str]) -> pathlib.Path:
+    """A run's folder, its events one second apart."""
+    folder.mkdir(parents=True)
+    entries: list[dict[str, Any]] = [
+        {"at": NOON_S + number, **events.to_record(event)} for number, event in enumerate(records)
+    ]
+    (folder / "events.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    for name, text in logs.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def ended(code: int = 1, headline: str = "exit code 1: ValueError: bad label") -> events.RunEnded:
+    return events.RunEnded(exit_code=code, headline=headline)
+
+
+BEGIN: list[events.Event] = [STARTED, started(0), started(1)]
+
+
+def test_a_runs_folder_knows_hosts_and_the_order_of_ends(tmp_path: pathlib.Path) -> None:
+    records = [*BEGIN, exited(1, 1), exited(0, 1), ended()]
+    run = make_run(tmp_path / "run", records, {"rank-0.stderr.log": LOST, "rank-1.stderr.log": OWN})
+    explanation = explain_folder(run)
+    assert explanation.verdict == "cause" and "ValueError: bad label" in explanation.cause
+    (line,) = explanation.evidence
+    assert (line.file, line.number, line.rank, line.host) == ("rank-1.stderr.log", 4, 1, "bob")
+    assert line.time_s is not None and line.time_s % 86_400 == 12 * 3600 + 3
+
+
+def test_of_two_causes_the_rank_that_ended_first_has_the_first(tmp_path: pathlib.Path) -> None:
+    logs = {"rank-0.stderr.log": OWN, "rank-1.stderr.log": OOM}
+    run = make_run(tmp_path / "run", [*BEGIN, exited(1, 1), exited(0, 1), ended()], logs)
+    assert (explain_folder(run).entry, explain_folder(run).confidence) == ("cuda-oom", "certain")
+
+
+def test_a_rank_that_was_killed_has_no_words_but_the_run_has(tmp_path: pathlib.Path) -> None:
+    records = [*BEGIN, exited(1, -9), exited(0, 1), ended(headline=KILLED)]
+    explanation = explain_folder(make_run(tmp_path / "run", records, {"rank-0.stderr.log": LOST}))
+    assert (explanation.entry, explanation.confidence) == ("exit-sigkill", "likely")
+    assert (explanation.evidence[0].rank, explanation.evidence[0].host) == (1, "bob")
+    headline = "signal 9 (SIGKILL); the kernel says: Out of memory: Killed process 7 (python)"
+    explanation = explain_folder(make_run(tmp_path / "two", [*BEGIN, exited(1, -9), ended(headline=headline)], {}))
+    assert (explanation.entry, explanation.confidence) == ("kernel-oom", "certain")
+
+
+def test_ranks_that_we_end_ourselves_are_no_cause(tmp_path: pathlib.Path) -> None:
+    records = [*BEGIN, exited(1, 3), exited(0, -9), ended(headline="exit code 3")]
+    explanation = explain_folder(make_run(tmp_path / "run", records, {"rank-0.stderr.log": LOST}))
+    assert explanation.verdict == "consequences"
+
+
+def test_a_host_that_was_lost(tmp_path: pathlib.Path) -> None:
+    headline = "bob has not been heard for 12 s (machine down, cable, or network); it ends its ranks by itself"
+    run = make_run(tmp_path / "run", [*BEGIN, exited(0, 1), ended(headline=headline)], {"rank-0.stderr.log": LOST})
+    assert explain_folder(run).entry == "paceline-host-lost"
+
+
+def test_only_the_last_attempt_counts(tmp_path: pathlib.Path) -> None:
+    again: list[events.Event] = [started(0, 1), started(1, 1), exited(0, 1, 1), ended()]
+    logs = {"rank-0.stderr.log": OOM, "rank-1.restart-1.stderr.log": OWN}
+    run = make_run(tmp_path / "run", [*BEGIN, exited(0, 1), *again], logs)
+    explanation = explain_folder(run)
+    assert explanation.entry is None and [log.name for log in explanation.logs][1:] == ["rank-1.restart-1.stderr.log"]
+
+
+def test_records_that_are_cut_or_foreign_do_no_harm(tmp_path: pathlib.Path) -> None:
+    run = make_run(tmp_path / "run", [*BEGIN, exited(1, 1)], {"rank-1.stderr.log": OWN})
+    with open(run / "events.jsonl", "a") as file:
+        file.write(
+            '{"kind": "progress", "broken\n[1, 2]\n"text"\n{"kind": "of another version"}\n{"at": 1, "kind": "run_e'
+        )
+    assert "ValueError" in explain_folder(run).cause
+
+
+# Any folder
+
+
+def test_a_folder_of_logs(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "attempt_0" / "1").mkdir(parents=True)
+    (tmp_path / "attempt_0" / "1" / "stderr.log").write_text(OOM)
+    (tmp_path / "node1.err").write_text(LOST)
+    (tmp_path / "output_rank3").write_text(LOST)
+    (tmp_path / "model.pt").write_text(OOM)
+    explanation = explain_folder(tmp_path)
+    assert sorted(log.name for log in explanation.logs) == ["attempt_0/1/stderr.log", "node1.err", "output_rank3"]
+    assert explanation.entry == "cuda-oom"
+    assert {rank for log in explanation.logs for hit in log.hits if (rank := hit.first.rank) is not None} == {3}
+
+
+def test_a_folder_without_logs_says_what_was_looked_for(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "model.pt").write_text(OOM)
+    with pytest.raises(InputError, match=r"no logs there\n.*\.err, \.log"):
+        explain_folder(tmp_path)
+
+
+def test_a_file_that_cannot_be_read(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(InputError, match=r"gone\.log: No such file"):
+        sources.read_file(tmp_path / "gone.log", signatures.load())
+
+
+def test_standard_input() -> None:
+    log = sources.read_stream(io.BytesIO(OOM.encode()), signatures.load())
+    assert explain([log]).entry == "cuda-oom" and log.name == "stdin"
+
+
+# The newest failed run
+
+
+def test_the_newest_failed_run(tmp_path: pathlib.Path) -> None:
+    assert sources.newest_failed_run(tmp_path / "runs") is None
+    runs = {
+        "20261130-110000-aaaa": [*BEGIN, ended()],
+        "20261130-120000-bbbb": [*BEGIN, ended()],
+        "20261130-130000-cccc": [*BEGIN, events.RunEnded(exit_code=0, headline="")],
+        "20261130-140000-dddd": [*BEGIN, events.RunEnded(exit_code=130, headline="")],
+        "20261130-150000-eeee": BEGIN,
+    }
+    for name, records in runs.items():
+        make_run(tmp_path / "runs" / name, records, {})
+    (tmp_path / "runs" / "20261130-160000-ffff").mkdir()
+    newest = sources.newest_failed_run(tmp_path / "runs")
+    assert newest is not None and newest.name == "20261130-120000-bbbb"
+
+
+# At the end of a failed run
+
+
+def test_a_run_that_failed_is_explained_in_five_lines(tmp_path: pathlib.Path) -> None:
+    logs = {"rank-0.stderr.log": OWN.replace("ValueError: bad label", OOM), "rank-1.stderr.log": LOST}
+    lines = explain_run(make_run(tmp_path / "run", [*BEGIN, exited(0, 1), exited(1, 1), ended()], logs))
+    assert 3 <= len(lines) <= 5 and all(len(line) <= 100 for line in lines)
+    assert lines[0].startswith("  explained  the cause: The GPU's memory ran out.")
+    assert lines[-1].split() == ["more", "paceline", "explain", str(tmp_path / "run")]
+
+
+@pytest.mark.parametrize("stderr", [OWN, LOST, "hello\n"])
+def test_nothing_is_said_that_the_run_shows_or_that_is_a_guess(tmp_path: pathlib.Path, stderr: str) -> None:
+    run = make_run(tmp_path / "run", [*BEGIN, exited(0, 1), ended()], {"rank-0.stderr.log": stderr})
+    assert explain_run(run) == []
+
+
+def test_a_run_without_a_folder_is_not_explained(tmp_path: pathlib.Path) -> None:
+    assert explain_run(tmp_path / "gone") == []
