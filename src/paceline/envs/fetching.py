@@ -101,11 +101,14 @@ class Spool:
         self._number += 1
 
 
-def fetch(hosts: Hosts, facts: Facts, names: Sequence[str], spool: Spool, on_bytes: Callable[[int], None]) -> None:
-    """Bring the files of the first of `hosts` into the spool. Raises HostError, InterruptedEarlyError."""
+def fetch(hosts: Hosts, facts: Facts, asked: dict[str, Any], spool: Spool, on_bytes: Callable[[int], None]) -> None:
+    """Bring the files of the first of `hosts` into the spool. `asked`: the argument of envs/listing.py.
+
+    Raises HostError, InterruptedEarlyError.
+    """
     if spool.is_complete:
         return
-    argument = json.dumps({"names": list(names), "start": spool.start})
+    argument = json.dumps({**asked, "start": spool.start})
     env = {
         "PYTHONPATH": f"{facts.state_folder}/runtime/{hosts.runtime_digest}",
         LEASE_VARIABLE: f"{hosts.run_id}/0",

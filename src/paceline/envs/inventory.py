@@ -8,6 +8,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -53,7 +54,9 @@ class Inventory(Record):
     is_conda: bool
     installed: list[Installed]
     conda_only: list[str]
-    """Packages of a conda environment that Python does not know: libraries, compilers."""
+    """Packages of a conda environment that Python does not know, with version and build: libraries, compilers."""
+    has_conda_pack: bool
+    """It can be packed as a whole."""
 
     def to_json(self) -> dict[str, Any]:
         """For the channel."""
@@ -78,6 +81,7 @@ def main(argument: None) -> dict[str, Any]:
         is_conda=is_conda,
         installed=installed,
         conda_only=_find_conda_only({each.name for each in installed}) if is_conda else [],
+        has_conda_pack=is_conda and importlib.util.find_spec("conda_pack") is not None,
     )
     return inventory.to_json()
 
@@ -141,4 +145,4 @@ def read_origin(text: str | None) -> tuple[str, str]:
 def _find_conda_only(names: set[str]) -> list[str]:
     """From the names of conda's records: NAME-VERSION-BUILD.json."""
     stems = [os.path.basename(path)[:-5] for path in glob.glob(os.path.join(sys.prefix, "conda-meta", "*.json"))]
-    return sorted(stem.rsplit("-", 2)[0] for stem in stems if normalise(stem.rsplit("-", 2)[0]) not in names)
+    return sorted(stem for stem in stems if stem.count("-") >= 2 and normalise(stem.rsplit("-", 2)[0]) not in names)

@@ -19,7 +19,7 @@ from paceline.envs.opening import Opened
 from paceline.envs.options import Outcome, SyncOptions, Tell, open_source
 from paceline.envs.parcels import Parcel, make_parcels
 from paceline.envs.sending import send_parcels
-from paceline.envs.verdict import judge_host, judge_made
+from paceline.envs.verdict import judge_host
 from paceline.errors import HostError, InputError
 from paceline.launch.errands import Errand, Reply, run_errands
 from paceline.launch.facts import state_folder
@@ -103,20 +103,19 @@ class Job:
             "folder": look.folder,
             "sha256": self.lock.sha256,
             "lock": "" if self.options.offline else self.lock.text,
-            "has_torch": "torch" in self.lock.packages,
-            "parcels": parcels,
+            "packages": self.lock.packages,
+            "python": self.inventory.python,
+            "machine": self.inventory.machine,
             "is_offline": self.options.offline,
+            "parcels": parcels,
         }
         return Errand(host=index, module=making.__name__, argument=argument)
 
     def _judge(self, index: int, look: Look, reply: Reply, sent: str) -> Outcome:
-        problem = reply.problem or reply.value["problem"]
+        problem = reply.problem or reply.value
         if problem:
-            remedy = "" if self.options.offline else "--offline sends what is installed here"
+            remedy = "" if self.options.offline else "--offline sends what is installed on the source itself"
             return self._failed(index, problem, remedy)
-        differs = judge_made(reply.value["facts"], self.inventory, self.lock)
-        if differs:
-            return self._failed(index, f"it was made in {look.folder}, but differs: {differs}", "remove it, sync again")
         return self._outcome(index, "made", f"{len(self.lock.packages)} packages{sent}", look)
 
     def _outcome(self, index: int, status: Any, text: str, look: Look) -> Outcome:
@@ -130,9 +129,9 @@ class Job:
         """The installed files, and the folder of ours in which they lie if they are another host's."""
         source = self.options.source.name
         self.tell(source, "listing the installed files", False)
-        names = sorted(self.lock.packages)
+        asked = {"names": sorted(self.lock.packages), "is_packed": self.lock.is_packed}
         with open_source(self.options) as opened:
-            errand = Errand(host=0, module=listing.__name__, argument={"names": names})
+            errand = Errand(host=0, module=listing.__name__, argument=asked)
             [reply] = run_errands(opened.hosts, opened.facts, [errand], timeout_s=_LIST_LIMIT_S)
             if reply.problem:
                 raise HostError(f"{source}: can't list the installed files: {reply.problem}")
@@ -147,7 +146,7 @@ class Job:
             fetch(
                 opened.hosts,
                 opened.facts[0],
-                names,
+                asked,
                 spool,
                 lambda n: self.tell(source, f"{format_bytes(n)} fetched", True),
             )

@@ -7,24 +7,34 @@ from __future__ import annotations
 
 import base64
 import csv
+import hashlib
 import importlib.metadata
 import os
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from paceline.envs.inventory import find_distributions, normalise
+from paceline.launch.facts import state_folder
 from paceline.launch.receive import file_sha256
 from paceline.records import Record
 
 SCRIPT_GROUPS = ("console_scripts", "gui_scripts")
 _HASHERS = 4
+_PACK_LIMIT_S = 1500.0
 
 
 def main(argument: dict[str, Any]) -> dict[str, Any]:
-    """`argument`: {`names`: of the distributions}. {`roots`: [kind, folder], `entries`: [root, path, mode, size,
-    sha256], `left_out`: sentences}; kind is `site` (site-packages) or `prefix` (the environment's folder)."""
-    found = find_files(argument["names"])
+    """`argument`: {`names`: of the distributions, `is_packed`: the whole conda environment instead}.
+
+    {`roots`: [kind, folder], `entries`: [root, path, mode, size, sha256], `left_out`: sentences}; kind is `site`
+    (site-packages), `prefix` (the environment's folder) or `conda` (an archive).
+    """
+    if argument["is_packed"]:
+        _pack()
+    found = find_packed() if argument["is_packed"] else find_files(argument["names"])
     folders = [folder for _, folder in found.roots]
     with ThreadPoolExecutor(_HASHERS) as pool:  # hashing leaves the interpreter free
         entries = list(pool.map(lambda file: _describe(folders, file), found.files))
@@ -78,6 +88,31 @@ def find_files(names: Iterable[str]) -> Found:
         if gone:
             left_out.append(f"{gone} files of {name} are in its RECORD, but not there")
     return Found(roots=list(roots), files=list(files.values()), left_out=left_out)
+
+
+def _archive() -> str:
+    name = hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]
+    return os.path.join(state_folder(), "environments", f"packed-{name}", "environment.tar")
+
+
+def _pack() -> None:
+    """Make conda-pack's archive of the whole environment. Raises RuntimeError with its reason for not doing so: files
+    that pip has changed behind conda's back, for instance."""
+    archive = _archive()
+    os.makedirs(os.path.dirname(archive), mode=0o700, exist_ok=True)
+    program = "import sys; from conda_pack.cli import main; main(sys.argv[1:])"
+    # Of editable packages only our own can be there: others have been refused.
+    options = ["--prefix", sys.prefix, "--output", archive, "--format", "tar", "--force", "--quiet"]
+    command = [sys.executable, "-c", program, *options, "--ignore-editable-packages"]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PACK_LIMIT_S)
+    if done.returncode != 0:
+        raise RuntimeError(f"conda-pack refuses: {' '.join((done.stderr or done.stdout).split())[-500:]}")
+
+
+def find_packed() -> Found:
+    """conda-pack's archive, as the only file."""
+    folder, name = os.path.split(_archive())
+    return Found(roots=[("conda", folder)], files=[File(0, name, "")], left_out=[])
 
 
 def _written_s(distribution: importlib.metadata.Distribution) -> float:

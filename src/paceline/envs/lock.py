@@ -27,6 +27,8 @@ class Lock:
     """Paths of the wheel files from which some were installed; they stand in for an index."""
     left_out: tuple[str, ...]
     """What the other hosts do not get, with the reason of each."""
+    is_packed: bool = False
+    """A conda environment, which travels as a whole."""
 
     @property
     def sha256(self) -> str:
@@ -42,17 +44,20 @@ def make_lock(inventory: Inventory, *, offline: bool) -> Lock:
     """Raises InputError for what can't be had elsewhere in the same form."""
     chosen = [each for each in inventory.installed if each.has_record and each.name != _OWN]
     refuse(chosen, offline=offline)
-    heading = f"# the environment of a host, for Python {inventory.python} on {inventory.machine}\n"
-    lines = [_line(each) for each in chosen]
+    is_packed = inventory.has_conda_pack and offline
+    lines = [f"# the environment of a host, for Python {inventory.python} on {inventory.machine}\n"]
+    lines += [f"# conda {name}\n" for name in inventory.conda_only if is_packed]
+    lines += [_line(each) for each in chosen]
     unrecorded = [each for each in inventory.installed if not each.has_record and each.name != _OWN]
     left_out = [f"{each.name} {each.version} has no RECORD of its files" for each in unrecorded]
     left_out += [f"{name} comes from conda alone" for name in inventory.conda_only]
     return Lock(
-        text=heading + "".join(lines),
+        text="".join(lines),
         packages={each.name: each.version for each in chosen},
         num_bytes=sum(each.num_bytes for each in chosen),
         wheels=tuple(each.source for each in chosen if each.origin == "wheel"),
-        left_out=tuple(left_out),
+        left_out=() if is_packed else tuple(left_out),
+        is_packed=is_packed,
     )
 
 

@@ -76,7 +76,8 @@ def read_state(folder: str, sha256: str) -> str:
     try:
         with open(os.path.join(folder, MARKER), encoding="utf-8") as file:
             marker = json.load(file)
-        if not marker["is_finished"]:
+        # The interpreter is a link to the system's, which may be another version by now.
+        if not marker["is_finished"] or not os.path.exists(os.path.join(folder, "bin", "python")):
             return "unfinished"
         return "finished" if marker["lock"] == sha256 else "other"
     except (OSError, ValueError, KeyError, TypeError):

@@ -15,10 +15,11 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from typing import Any
 
-from paceline.envs.inventory import find_distributions
+from paceline.envs.inventory import find_distributions, normalise
 from paceline.envs.looking import MARKER, read_state
 from paceline.envs.scripts import copy_script, write_entry_points
 from paceline.launch.facts import state_folder
@@ -37,32 +38,35 @@ class MakingError(Exception):
     """Why there is no environment, in one sentence."""
 
 
-def main(argument: dict[str, Any]) -> dict[str, Any]:
-    """`argument`: {`folder`, `sha256`, `lock`: its text, `has_torch`, `is_offline`, `parcels`: [kind, folder] of what
-    has arrived}.
+def main(argument: dict[str, Any]) -> str:
+    """`argument`: {`folder`, `sha256`, `lock`: its text, `packages`, `python`: major and minor, `machine`,
+    `is_offline`, `parcels`: [kind, folder] of what has arrived}.
 
-    {`python`: the new interpreter, `facts`: as it tells them, `problem`: why there is none}.
+    Says why there is no environment; nothing where there is one.
     """
     folder = argument["folder"]
-    python = os.path.join(folder, "bin", "python")
     try:
         with _lock(folder):
             if read_state(folder, argument["sha256"]) != "finished":
                 _begin(folder, argument["sha256"])
-                if argument["is_offline"]:
-                    _say_run([sys.executable, "-m", "venv", "--without-pip", folder], _VENV_LIMIT_S, "make a venv")
-                    unpack(folder, argument["parcels"])
-                else:
-                    _install(folder, argument)
-                facts = _check(python, argument["has_torch"])
+                _fill(folder, argument)
+                _check(os.path.join(folder, "bin", "python"), argument)
                 _mark(folder, argument["sha256"], is_finished=True)
-            else:
-                facts = _check(python, False)
-    except (OSError, MakingError) as error:
-        return {"python": python, "facts": None, "problem": str(error)}
+    except (OSError, MakingError, tarfile.TarError) as error:
+        return str(error)
     for _, parcel in argument["parcels"]:
         _remove(parcel)
-    return {"python": python, "facts": facts, "problem": ""}
+    return ""
+
+
+def _fill(folder: str, argument: dict[str, Any]) -> None:
+    if not argument["is_offline"]:
+        _install(folder, argument)
+    elif [kind for kind, _ in argument["parcels"]] == ["conda"]:
+        _unpack_conda(folder, argument["parcels"][0][1])
+    else:
+        _run([sys.executable, "-m", "venv", "--without-pip", folder], _VENV_LIMIT_S, "make a venv")
+        unpack(folder, argument["parcels"])
 
 
 def _begin(folder: str, sha256: str) -> None:
@@ -130,7 +134,7 @@ def _install(folder: str, argument: dict[str, Any]) -> None:
     lock = os.path.join(folder, "requirements.lock")
     uv = shutil.which("uv")
     without_pip = ["--without-pip"] if uv else []
-    _say_run([sys.executable, "-m", "venv", *without_pip, folder], _VENV_LIMIT_S, "make a venv")
+    _run([sys.executable, "-m", "venv", *without_pip, folder], _VENV_LIMIT_S, "make a venv")
     with open(lock, "w", encoding="utf-8") as file:
         file.write(argument["lock"])
     python = os.path.join(folder, "bin", "python")
@@ -142,18 +146,46 @@ def _install(folder: str, argument: dict[str, Any]) -> None:
         for name in os.listdir(parcel)
     ]
     if wheels:
-        _say_run([*install, "--no-deps", *wheels], _PIP_LIMIT_S, "install the wheels")
-    _say_run([*install, "--no-deps", "-r", lock], _PIP_LIMIT_S, "install from the index")
+        _run([*install, "--no-deps", *wheels], _PIP_LIMIT_S, "install the wheels")
+    _run([*install, "--no-deps", "-r", lock], _PIP_LIMIT_S, "install from the index")
 
 
-def _check(python: str, has_torch: bool) -> dict[str, Any]:
-    """What the new interpreter says of itself, after it has imported torch."""
-    if has_torch:
-        _say_run([python, "-c", "import torch"], _IMPORT_LIMIT_S, "import torch in it")
-    return json.loads(_say_run([python, "-c", _REPORT], _IMPORT_LIMIT_S, "list its packages").splitlines()[-1])
+def _unpack_conda(folder: str, parcel: str) -> None:
+    """An archive of conda-pack's, and the program in it that puts the new path into its files."""
+    [archive] = os.listdir(parcel)
+    with tarfile.open(os.path.join(parcel, archive)) as packed:
+        packed.extractall(folder)
+    bin_folder = os.path.join(folder, "bin")
+    command = [os.path.join(bin_folder, "python"), os.path.join(bin_folder, "conda-unpack")]
+    _run(command, _VENV_LIMIT_S, "finish what conda-pack began")
 
 
-def _say_run(command: list[str], limit_s: float, doing: str) -> str:
+def _check(python: str, argument: dict[str, Any]) -> None:
+    """Raises MakingError where the new interpreter can't import torch, or has other packages than it should."""
+    if "torch" in argument["packages"]:
+        _run([python, "-c", "import torch"], _IMPORT_LIMIT_S, "import torch in it")
+    report = json.loads(_run([python, "-c", _REPORT], _IMPORT_LIMIT_S, "list its packages").splitlines()[-1])
+    differs = compare(report, argument)
+    if differs:
+        raise MakingError(f"what was made differs: {differs}")
+
+
+def compare(report: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """What the new environment has otherwise than `wanted`: {`python`, `machine`, `packages`}; empty for nothing."""
+    if (report["python"], report["machine"]) != (wanted["python"], wanted["machine"]):
+        return f"it is Python {report['python']} on {report['machine']}"
+    found: dict[str, str] = {}
+    for name, version in report["packages"]:
+        found.setdefault(normalise(name or ""), version)
+    wrong = [
+        f"{name} {found.get(name, 'missing')} instead of {version}"
+        for name, version in wanted["packages"].items()
+        if found.get(name) != version
+    ]
+    return ", ".join(wrong[:3]) + (f", and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+
+
+def _run(command: list[str], limit_s: float, doing: str) -> str:
     """What it printed. Raises MakingError with its last words."""
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     try:

@@ -10,12 +10,12 @@ import shutil
 import sys
 from typing import Any
 
-from paceline.envs.listing import find_files
+from paceline.envs.listing import find_files, find_packed
 
 
 def main(argument: dict[str, Any]) -> None:
-    """`argument`: {`names`, `start`: how many files of envs/listing.py the driver has already}."""
-    found = find_files(argument["names"])
+    """`argument`: that of envs/listing.py, and {`start`: how many of its files the driver has already}."""
+    found = find_packed() if argument["is_packed"] else find_files(argument["names"])
     for file in found.files[argument["start"] :]:
         with open(os.path.join(found.roots[file.root][1], file.path), "rb") as opened:
             shutil.copyfileobj(opened, sys.stdout.buffer, 1 << 20)

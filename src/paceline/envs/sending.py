@@ -45,7 +45,7 @@ def send_parcels(
 ) -> dict[int, Arrival]:
     """Bring all parcels to these hosts. Raises InterruptedEarlyError for a signal; else all is in the Arrivals."""
     sender = _Sender(hosts, parcels, indices)
-    for index in indices:
+    for index in sender.waiting():
         sender.offer(index)
     while waiting := sender.waiting():
         try:

@@ -60,8 +60,9 @@ def are_same(one: Host, other: Host) -> bool:
 
 
 def _pythons(host: Host, found: Inventory) -> list[str]:
-    """What to make the environment with: any Python of the same minor version will do."""
-    return [*([host.python] if host.python else []), f"python{found.python}", found.python_path]
+    """What to make the environment with: any Python of the same minor version will do. The last one is only there to
+    be told of, where there is none."""
+    return [*([host.python] if host.python else []), f"python{found.python}", found.python_path, "python3"]
 
 
 def _text(failure: HostError) -> str:

@@ -1,10 +1,8 @@
-"""Whether a host can have the environment, and whether what was made is the same. Pure."""
+"""Whether a host can have the environment. Pure."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from paceline.envs.inventory import Inventory, normalise
+from paceline.envs.inventory import Inventory
 from paceline.envs.lock import Lock
 from paceline.envs.looking import Look
 from paceline.launch.facts import Facts
@@ -19,7 +17,7 @@ def judge_host(facts: Facts, look: Look, inventory: Inventory, lock: Lock) -> tu
     if facts.machine != inventory.machine:
         text = f"its processor is {facts.machine}, but the packages were built for {inventory.machine}"
         return text, "make an environment there by hand, with the same versions: paceline env diff compares them"
-    if minor != inventory.python:
+    if minor != inventory.python and not lock.is_packed:
         text = f"Python {minor} at {facts.python_path}, but the packages belong to Python {inventory.python}"
         return (
             text,
@@ -38,17 +36,3 @@ def judge_host(facts: Facts, look: Look, inventory: Inventory, lock: Lock) -> tu
             text = f"{format_bytes(free_bytes)} free for {folder}, but it needs {format_bytes(needed)}"
             return text, "make room there, or set XDG_STATE_HOME there to a folder on another disk"
     return None
-
-
-def judge_made(made: dict[str, Any], inventory: Inventory, lock: Lock) -> str:
-    """What the new environment has otherwise; empty where it is the same."""
-    if made["python"] != inventory.python or made["machine"] != inventory.machine:
-        return f"it is Python {made['python']} on {made['machine']}"
-    found = {normalise(name): version for name, version in made["packages"] if name}
-    wrong = [
-        f"{name} {found.get(name, 'missing')} instead of {version}"
-        for name, version in lock.packages.items()
-        if found.get(name) != version
-    ]
-    more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-    return ", ".join(wrong[:3]) + more
