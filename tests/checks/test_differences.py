@@ -224,6 +224,12 @@ def test_a_command_needs_no_torch() -> None:
     assert all(finding.status in ("ok", "skipped") for finding in found)
 
 
+def test_a_module_whose_version_is_not_known_is_no_difference() -> None:
+    assert speak_up(with_import("kernels", "alice", "1.0"), with_import("kernels", "bob", None)) == []
+    [lacking] = speak_up(with_import("kernels", "alice", None), with_import("kernels", "bob", None, found=False))
+    assert lacking.text == "kernels there on alice, none on bob"
+
+
 def test_a_clock_that_could_be_right_is_not_blamed() -> None:
     slow_to_answer = dataclasses.replace(make_patient("bob"), clock_ahead_s=(-3.0, 0.5))
     assert speak_up(ALICE, slow_to_answer) == []

@@ -23,6 +23,9 @@ _MUST_AGREE = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_BUFFSIZE", "NCCL_NTHREADS", "TOR
 # May differ: names of interfaces and folders are each host's own, and so is what it shows.
 _OWN = ("IFNAME", "_PATH", "_HOME", "_DEBUG", "_FILE", "_DIR", "VISIBLE_DEVICES", "_HCA", "_HOSTID", "_CACHE")
 
+# Of a module that can be imported, but whose package isn't known by its name.
+_THERE = "there"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row(Verdict):
@@ -99,7 +102,7 @@ def check_same_torch(patients: Sequence[Patient], stops: dict[str, Difference]) 
     if stop is not None and (sync := _sync_command(patients, versions)):
         stop = dataclasses.replace(stop, hint=sync)
     yield _row("torch", patients, versions, stop=stop)
-    with_gpu = [patient.vitals.torch_cuda or "none" if patient.facts.gpus else "" for patient in patients]
+    with_gpu = [patient.vitals.torch_cuda or "none" if patient.num_gpus else "" for patient in patients]
     yield _row("CUDA", patients, with_gpu, status="warning", remedy=_sync_command(patients, with_gpu))
 
 
@@ -166,8 +169,11 @@ def check_same_packages(patients: Sequence[Patient], stops: dict[str, Difference
                 text = f"the script imports {name}, which no host has"
                 yield Row(what=name, values=tuple(versions), status="failure", text=text, remedy=remedy)
             continue
+        keys = ["" if version == _THERE else version for version in versions]
+        if "none" in versions:
+            keys = ["none" if version == "none" else "there" for version in versions]
         status: Status = "failure" if lacking else "warning"
-        yield _row(name, patients, versions, status=status, remedy=_sync_command(patients, versions))
+        yield _row(name, patients, versions, keys=keys, status=status, remedy=_sync_command(patients, versions))
 
 
 def _wheel_version(patient: Patient, prefix: str) -> str:
@@ -178,7 +184,7 @@ def _import_version(patient: Patient, name: str) -> str:
     found = patient.vitals.imports.get(name)
     if found is None:
         return patient.vitals.packages.get(name, "none")
-    return found["version"] or "there" if found["found"] else "none"
+    return found["version"] or _THERE if found["found"] else "none"
 
 
 @check("same-settings")
