@@ -161,6 +161,10 @@ def test_a_vague_symptom_beside_a_consequence_is_one() -> None:
             "[PG 0 Rank 1] Received a dump signal due to a collective timeout from rank 3 and we will try",
             "the log of rank 3, which these lines name",
         ),
+        (
+            "[c10d] recvValue failed on x; trying to connect to (head, 29400).",
+            "the log of host head, which these lines name",
+        ),
         ("NCCL communicator was aborted on rank 5.", "the log of rank 5, which these lines name"),
         ("srun: error: node2: task 3: Exited with exit code 1", "the log of rank 3, which these lines name"),
         ("srun: error: node2: task 3: Exited with exit code 1", "the log of host node2, which these lines name"),

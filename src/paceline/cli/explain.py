@@ -17,9 +17,9 @@ from paceline.launch.facts import state_folder
 _WIDTH = 80
 
 
-@click.command(options_metavar="[OPTIONS] [FILE|FOLDER|-]... | NAME")
+@click.command()
 @click.option("--json", is_flag=True, help="For programs.")
-@click.argument("words", nargs=-1)
+@click.argument("words", nargs=-1, metavar="[FILE|FOLDER|-]... | NAME")
 def explain(words: tuple[str, ...], json: bool) -> None:
     """Name the first cause in the logs of a failed run.
 

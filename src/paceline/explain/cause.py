@@ -290,7 +290,7 @@ def _from_symptom(symptom: _Found, found: list[_Found], logs: Sequence[Log]) -> 
     confidence = symptom.signature.confidence if symptom.is_fresh else "possible"
     explanation = _of_signature(symptom.signature, symptom, same, confidence)
     if symptom.signature.id == "pgnccl-watchdog-timeout":
-        ranks = frozenset().union(*(log.ranks for log in logs))
+        ranks = {rank for log in logs for rank in log.ranks}
         compared = timeouts.compare((line for log in logs for line in _all_lines(log)), num_known_ranks=len(ranks))
         if compared is None:
             return dataclasses.replace(explanation, confidence="possible")

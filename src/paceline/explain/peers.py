@@ -11,6 +11,7 @@ from paceline.explain.reading import Log
 _ADDRESS = re.compile(
     r"remote=\[?(?P<remote>[^\]\s,)]+)\]?|peer \[(?P<gloo>[^\]]+)\]|"
     r"srun: error: (?P<srun>\S+): task|process rank \d+ with PID \d+ on node (?P<mpi>\S+) exited|"
+    r"(?:connect to|address of) \((?P<c10d>[^,()\s]+), \d+\)|"
     r"(?:remote peer|peer|from|to) (?P<nccl>[A-Za-z0-9][\w.:%-]*)<\d+>"
 )
 _RANKS = re.compile(
@@ -27,8 +28,8 @@ _MOST_NAMED = 8
 def missing_logs(logs: Sequence[Log], told: Iterable[Line], *, is_all: bool) -> list[str]:
     """What to give as well, as phrases. `told`: the lines that speak of others. `is_all`: something, in any case."""
     told = list(told)
-    hosts = frozenset().union(*(log.hosts for log in logs))
-    ranks = frozenset().union(*(log.ranks for log in logs))
+    hosts = {host for log in logs for host in log.hosts}
+    ranks = {rank for log in logs for rank in log.ranks}
     wanted = [*_blamed(logs), *_named_ranks(told, ranks), *_named_hosts(logs, told, hosts)]
     world_size = max((log.world_size for log in logs if log.world_size), default=0)
     silent = [rank for rank in range(world_size) if rank not in ranks]
@@ -56,7 +57,7 @@ def _blamed(logs: Sequence[Log]) -> list[str]:
     return wanted
 
 
-def _named_ranks(told: list[Line], known: frozenset[int]) -> list[str]:
+def _named_ranks(told: list[Line], known: set[int]) -> list[str]:
     named: list[int] = []
     for line in told:
         for match in _RANKS.finditer(line.text):
@@ -66,7 +67,7 @@ def _named_ranks(told: list[Line], known: frozenset[int]) -> list[str]:
     return [f"the log of {_name_ranks(others)}, which these lines name"] if others else []
 
 
-def _named_hosts(logs: Sequence[Log], told: list[Line], known: frozenset[str]) -> list[str]:
+def _named_hosts(logs: Sequence[Log], told: list[Line], known: set[str]) -> list[str]:
     host_of = _addresses(logs)
     named: dict[str, None] = {}
     for line in told:

@@ -19,6 +19,9 @@ _LONGEST_LINE_BYTES = 8 << 10
 _MANY = 1000
 """So often a text is looked at line by line in one file; after that only where it stands last."""
 _MOST_CRASHES = 64
+_DIGITS = b"0123456789"
+_MOST_SHAPES = 50_000
+_LONGEST_SHAPE_BYTES = 400
 _LOOK_BACK_LINES = 60
 _LONGEST_TRACEBACK_LINES = 2000
 """With the lines of other ranks between its own."""
@@ -87,6 +90,8 @@ class _Reader:
         self._rank = rank
         self._host = host
         self._fragments = [fragment.encode() for fragment in catalogue.fragments]
+        self._without_digits = {one: one.translate(None, _DIGITS) for one in (*self._fragments, *_UNLIMITED)}
+        self._harmless: set[bytes] = set()
         self._times_seen: collections.Counter[bytes] = collections.Counter()
         self._is_slurm: bool | None = None
         self._number = 1
@@ -151,10 +156,20 @@ class _Reader:
 
     # Finding lines
 
+    def _find_fragments(self, chunk: bytes) -> list[bytes]:
+        """Which texts may be in it. Of lines that differ in digits only, as most of a log's do, one is searched."""
+        shapes = set(chunk.translate(None, _DIGITS).split(b"\n")) - self._harmless
+        joined = b"\n".join(shapes)
+        found = {one: plain for one, plain in self._without_digits.items() if plain in joined}
+        if len(self._harmless) + len(shapes) <= _MOST_SHAPES:
+            short = (shape for shape in shapes if len(shape) <= _LONGEST_SHAPE_BYTES)
+            self._harmless.update(shape for shape in short if not any(plain in shape for plain in found.values()))
+        return list(found)
+
     def _find_lines(self, chunk: bytes) -> set[int]:
         """Where the lines begin that hold a text of the catalogue, or a traceback's header."""
         starts: set[int] = set()
-        for fragment in (*self._fragments, *_UNLIMITED):
+        for fragment in self._find_fragments(chunk):
             position = chunk.find(fragment)
             while position >= 0:
                 starts.add(_line_start(chunk, position))

@@ -98,10 +98,10 @@ def _summary(explanation: Explanation) -> str:
         logs[0].name if len(logs) == 1 else f"{len(logs)} logs",
         _count(sum(log.num_lines for log in logs), "line"),
     ]
-    hosts = sorted(frozenset().union(*(log.hosts for log in logs)))
+    hosts = sorted({host for log in logs for host in log.hosts})
     if hosts:
         parts.append(("host " if len(hosts) == 1 else "hosts ") + _named(hosts))
-    ranks = sorted(frozenset().union(*(log.ranks for log in logs)))
+    ranks = sorted({rank for log in logs for rank in log.ranks})
     if ranks:
         parts.append(("rank " if len(ranks) == 1 else "ranks ") + _named([str(rank) for rank in ranks]))
     if explanation.num_consequences:

@@ -60,7 +60,7 @@ class Crash:
     @property
     def cause(self) -> Crash:
         """The one of a chain that says most: what the catalogue knows, the origin first; else what was raised last."""
-        chain = [self]
+        chain: list[Crash] = [self]
         while chain[0].before is not None:
             chain.insert(0, chain[0].before)
         for role in ("root", "cascade", "symptom"):
