@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import sys
@@ -9,24 +10,28 @@ import sys
 import click
 
 from paceline import __version__
-from paceline.cli import env, lab
-from paceline.cli.check import check
-from paceline.cli.explain import explain
-from paceline.cli.run import run
 from paceline.errors import PacelineError
 
+_COMMANDS = {"run": "run", "check": "check", "explain": "explain", "env": "app", "lab": "app"}
+"""By name: what the command is called in the module of that name."""
 
-@click.group(no_args_is_help=True)
+
+class _Commands(click.Group):
+    """Each is imported when it is asked for: a run would wait for the doctor's modules, and use none of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        return getattr(importlib.import_module(f"paceline.cli.{cmd_name}"), _COMMANDS[cmd_name])
+
+
+@click.group(cls=_Commands, no_args_is_help=True)
 @click.version_option(__version__, message="paceline %(version)s")
 def app() -> None:
     """Train PyTorch models on the machines and the network you already have."""
-
-
-app.add_command(run)
-app.add_command(check)
-app.add_command(explain)
-app.add_command(env.app)
-app.add_command(lab.app)
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from paceline.launch.environment import rank_environments, secret_names
@@ -32,8 +32,8 @@ def opening(prepared: Prepared, width: int) -> list[str]:
     return [rule(title, width), *(f"  {reason.what:<10}  {reason.why}" for reason in prepared.summary)]
 
 
-def closing(result: Result, view: RunView, width: int) -> Iterator[str]:
-    """The summary of a run that went well, or what went wrong, the cause last."""
+def closing(result: Result, view: RunView, width: int, explained: Sequence[str] = ()) -> Iterator[str]:
+    """The summary of a run that went well, or what went wrong, the cause last. `explained`: what its logs show."""
     outcome = result.outcome
     if result.log_problem is not None:
         yield f"paceline: the log files are not complete: {result.log_problem}"
@@ -45,10 +45,10 @@ def closing(result: Result, view: RunView, width: int) -> Iterator[str]:
         yield from _checkpoint_lines(view)
         yield f"  logs        {result.folder}"
         return
-    yield from _failure_lines(result, view, width)
+    yield from _failure_lines(result, view, width, explained)
 
 
-def _failure_lines(result: Result, view: RunView, width: int) -> Iterator[str]:
+def _failure_lines(result: Result, view: RunView, width: int, explained: Sequence[str]) -> Iterator[str]:
     cause, *others = result.outcome.failures
     yield rule("failed", width)
     for failure in others[:_MOST_FAILURES]:
@@ -66,6 +66,7 @@ def _failure_lines(result: Result, view: RunView, width: int) -> Iterator[str]:
         yield ""
     elif cause.rank is not None and result.log_paths[cause.rank].exists():
         yield f"  its stderr  {result.log_paths[cause.rank]}"
+    yield from explained
     yield f"paceline: {_who(result, cause)} failed first: {cause.what}"
 
 

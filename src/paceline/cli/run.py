@@ -76,9 +76,7 @@ def split_words(args: list[str], valued: set[str]) -> tuple[list[str], Kind, tup
 @click.option("--python", metavar="PATH", help="The interpreter on every host.  [this one's path]")
 @click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Give the ranks a variable; may be repeated.")
 @click.option("--nic", metavar="NAME|NETWORK", help="Use this interface or network.  [found by trying]")
-@click.option(
-    "--sync", metavar="TEXT", help="How hosts synchronise: every:int4, diloco:H=100, ...; README lists them.  [as the script does]"
-)
+@click.option("--sync", metavar="TEXT", help="How hosts synchronise: every:int4, diloco:H=100, ... (see README).")
 @click.option("--ship/--no-ship", default=True, help="Copy the project to hosts that don't share it.  [yes]")
 @click.option("--restarts", type=_COUNT, default=0, metavar="N", help="Start all ranks again after a failure.  [0]")
 @click.option(
@@ -164,10 +162,17 @@ def _run(options: RunOptions) -> int:
 
     width = shutil.get_terminal_size().columns
     result = start_run(options, make_screen, on_event)
+    explained = _explain(result.folder) if result.outcome.failures else []
     with contextlib.suppress(OSError):  # the terminal has gone
-        for line in render.closing(result, view, width):
+        for line in render.closing(result, view, width, explained):
             print(line, file=sys.stderr)
     return result.outcome.exit_code
+
+
+def _explain(folder: Path) -> list[str]:
+    from paceline.explain import explain_run  # a run that goes well has no use for it, and starts sooner without
+
+    return explain_run(folder)
 
 
 def _find_cwd() -> Path:
