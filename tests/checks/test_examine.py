@@ -6,6 +6,7 @@ import queue
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +17,11 @@ from paceline.checks.findings import CHECKS
 from paceline.checks.patients import Patient
 from paceline.checks.verdicts import Verdict, protect
 from paceline.cluster.spec import Host, parse_hosts
+from paceline.errors import HostError
 from paceline.launch.errands import Reply
 from paceline.launch.facts import gather_facts
 from paceline.launch.hosts import Hosts, InterruptedEarlyError, open_hosts
+from paceline.network.wires import Wire
 
 
 def test_two_healthy_hosts() -> None:
@@ -77,6 +80,33 @@ def test_slots_that_can_not_be() -> None:
     assert "has 2 GPUs" in examine._choose_slots(Host(name="alice", gpus=(5,)), facts)[3]
 
 
+@pytest.mark.parametrize(
+    ("verdicts", "status", "text", "remedy"),
+    [
+        (examine.check_reachable(None), "ok", "the agent work", ""),
+        (
+            examine.check_reachable(HostError("bob: ssh refused the key", hint="ssh-copy-id bob")),
+            "failure",
+            "ssh",
+            "ssh-",
+        ),
+        (examine.check_vitals("bob", "/py", ""), "ok", "could be read", ""),
+        (examine.check_vitals("bob", "/py", "no answer within 5 s"), "failure", "no answer", "On bob:  /py -V"),
+        (examine.check_slots("2 slots: one per GPU", ""), "ok", "2 slots", ""),
+        (examine.check_slots("", "gpus=5 was asked for"), "failure", "gpus=5", "hostfile"),
+        (
+            examine.check_wires(["alice", "bob"], [Wire(address="10.0.0.1", interface="eth0", reason="")] * 2),
+            "ok",
+            "eth0 on alice, eth0 on bob",
+            "",
+        ),
+    ],
+)
+def test_its_own_checks(verdicts: Iterator[Verdict], status: str, text: str, remedy: str) -> None:
+    [verdict] = verdicts
+    assert verdict.status == status and text in verdict.text and remedy in verdict.remedy
+
+
 @pytest.mark.launcher
 class TestHere:
     """With real agents on this machine."""
@@ -88,6 +118,17 @@ class TestHere:
         failures = [finding for finding in found.findings if finding.status == "failure"]
         assert [(finding.check, finding.where) for finding in failures] == [("reachable", "127.0.0.1")]
         assert "there is no Python at /no/such/python" in failures[0].text and "--python PATH" in failures[0].remedy
+
+    def test_a_script(self, tmp_path: Path) -> None:
+        """What is wrong in it, and what it imports that is not there."""
+        script = tmp_path / "train.py"
+        script.write_text("import no_such_module\nimport torch\nprint('hello'\n")
+        options = CheckOptions(hosts=(Host(name="localhost"),), depth="quick", script=script)
+        found = [finding for finding in examine.examine(options).findings if finding.status == "failure"]
+        assert [(finding.check, finding.where) for finding in found] == [("unreadable-script", "train.py:3")]
+        script.write_text("import no_such_module\nimport torch\n")
+        [lacking] = [finding for finding in examine.examine(options).findings if finding.status == "failure"]
+        assert lacking.text == "the script imports no_such_module, which no host has"
 
     def test_none_can_be_opened(self) -> None:
         options = CheckOptions(hosts=(Host(name="localhost"),), python="/no/such/python")

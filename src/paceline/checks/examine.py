@@ -8,15 +8,19 @@ import queue
 import secrets
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from paceline.checks.differences import Row, compare_hosts
 from paceline.checks.findings import Finding, check, worst_first
 from paceline.checks.gpu import GPU_CHECKS
 from paceline.checks.host import HOST_CHECKS
 from paceline.checks.identities import are_apart
+from paceline.checks.imports import find_required
 from paceline.checks.matrix import Matrix
 from paceline.checks.pairs import Depth, check_pairs, check_unwired
 from paceline.checks.patients import Examination, Patient, Reading, read_vitals
+from paceline.checks.reading import Reader
+from paceline.checks.script import check_script
 from paceline.checks.surroundings import SURROUNDINGS_CHECKS
 from paceline.checks.together import check_together
 from paceline.checks.verdicts import Verdict, as_findings, failure, listen, ok, protect
@@ -43,8 +47,10 @@ class CheckOptions:
     """The interpreter on all hosts that don't name their own; None: the one that runs paceline."""
     nic: Nic | None = None
     depth: Depth = "full"
-    imports: tuple[str, ...] = ()
-    """Modules that the script imports."""
+    script: Path | None = None
+    """Absolute; None: nothing is known of what is to run."""
+    project: Path | None = None
+    """The folder whose modules are read with the script; None: the script's own."""
     data: str | None = None
     """A folder that must hold the same on all hosts."""
 
@@ -81,7 +87,7 @@ def check_reachable(error: HostError | None) -> Iterator[Verdict]:
 
 
 @check("vitals")
-def check_vitals(problem: str) -> Iterator[Verdict]:
+def check_vitals(name: str, python: str, problem: str) -> Iterator[Verdict]:
     """Each host tells of itself.
 
     What it looks at
@@ -94,7 +100,7 @@ def check_vitals(problem: str) -> Iterator[Verdict]:
         What the line says; try the interpreter by hand on that host.
     """
     if problem:
-        yield failure(f"a process there could not read the host's details: {problem}", "")
+        yield failure(f"a process there could not read the host's details: {problem}", f"On {name}:  {python} -V")
     else:
         yield ok("its details could be read")
 
@@ -139,20 +145,36 @@ def check_slots(reason: str, problem: str) -> Iterator[Verdict]:
 def examine(options: CheckOptions) -> Examined:
     """Runs it all. Raises InterruptedEarlyError for a signal; whatever else happens is a finding."""
     hosts = list(options.hosts)
-    unopened: list[Finding] = []
+    earlier, imports = _read_script(options)
     while hosts:
         try:
-            found = _examine_all(hosts, options)
+            found = _examine_all(hosts, options, imports)
         except HostsError as error:  # those that could be opened are opened anew, without the others
             for index, failed in error.failures.items():
-                unopened += as_findings(check_reachable, hosts[index].name, listen(check_reachable, failed))
+                earlier += as_findings(check_reachable, hosts[index].name, listen(check_reachable, failed))
             hosts = [host for index, host in enumerate(hosts) if index not in error.failures]
         else:
-            return dataclasses.replace(found, findings=tuple(worst_first([*unopened, *found.findings])))
-    return Examined(patients=(), rows=(), findings=tuple(worst_first(unopened)))
+            return dataclasses.replace(found, findings=tuple(worst_first([*earlier, *found.findings])))
+    return Examined(patients=(), rows=(), findings=tuple(worst_first(earlier)))
 
 
-def _examine_all(hosts: Sequence[Host], options: CheckOptions) -> Examined:
+def _read_script(options: CheckOptions) -> tuple[list[Finding], tuple[str, ...]]:
+    """What is to say of the script, and the modules that it can't start without."""
+    if options.script is None:
+        return [], ()
+    project = options.project or options.script.parent
+    imports: list[str] = []
+
+    def look(script: Path) -> list[Finding]:
+        reader = Reader(script, project)
+        reader.read()
+        imports.extend(find_required(reader.sources))
+        return check_script(script, project)
+
+    return protect("unreadable-script", functools.partial(look, options.script)), tuple(imports)
+
+
+def _examine_all(hosts: Sequence[Host], options: CheckOptions, imports: tuple[str, ...]) -> Examined:
     """Raises HostsError where some can't be opened."""
     is_quick = options.depth == "quick"
     pythons = [host.python or options.python or sys.executable for host in hosts]
@@ -161,9 +183,8 @@ def _examine_all(hosts: Sequence[Host], options: CheckOptions) -> Examined:
         findings: list[Finding] = []
         for host in hosts:
             findings += as_findings(check_reachable, host.name, listen(check_reachable, None))
-        patients = _meet(
-            opened, facts, Examination(imports=options.imports, data=options.data, is_quick=is_quick), findings
-        )
+        examination = Examination(imports=imports, data=options.data, is_quick=is_quick)
+        patients = _meet(opened, facts, examination, findings)
         judged, rows = judge(patients)
         findings += judged
         matrix = None
@@ -179,7 +200,9 @@ def _meet(hosts: Hosts, facts: Sequence[Facts], examination: Examination, findin
     for index, reading in enumerate(read_vitals(hosts, facts, examination)):
         host = hosts.hosts[index]
         slots, num_gpus, reason, problem = _choose_slots(host, facts[index])
-        findings += as_findings(check_vitals, host.name, listen(check_vitals, reading.problem))
+        findings += as_findings(
+            check_vitals, host.name, listen(check_vitals, host.name, facts[index].python_path, reading.problem)
+        )
         findings += as_findings(check_slots, host.name, listen(check_slots, reason, problem))
         if reading.vitals is not None:
             patients.append(_patient(host, facts[index], reading, (slots, num_gpus)))
@@ -260,9 +283,12 @@ def quick_findings(
     patients: list[Patient] = []
     readings = read_vitals(hosts, facts, Examination(imports=tuple(imports), is_quick=True))
     for index, reading in enumerate(readings):
-        findings += as_findings(check_vitals, hosts.hosts[index].name, listen(check_vitals, reading.problem))
+        host = hosts.hosts[index]
+        findings += as_findings(
+            check_vitals, host.name, listen(check_vitals, host.name, facts[index].python_path, reading.problem)
+        )
         if reading.vitals is not None:
-            patients.append(_patient(hosts.hosts[index], facts[index], reading, layout[index]))
+            patients.append(_patient(host, facts[index], reading, layout[index]))
     judged, _ = judge(patients, needs_torch=needs_torch)
     return worst_first([*findings, *judged])
 

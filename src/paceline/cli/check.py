@@ -14,13 +14,16 @@ from paceline.checks.findings import exit_code
 from paceline.checks.matrix import render_matrix
 from paceline.cli import findings as render
 from paceline.cli.hosts import choose_hosts
+from paceline.errors import InputError
 from paceline.launch.hosts import InterruptedEarlyError
+from paceline.launch.ship import find_project
 from paceline.network.candidates import parse_nic
 
 _PATH = click.Path(path_type=Path)
 
 
-@click.command()
+@click.command(options_metavar="[OPTIONS]")
+@click.argument("script", type=_PATH, required=False)
 @click.option("--hosts", "-H", metavar="HOST[:SLOTS],...", help="Machines, and ranks on each.")
 @click.option("--hostfile", type=_PATH, metavar="FILE", help="The same, one host a line: alice slots=4.")
 @click.option("--python", metavar="PATH", help="The interpreter on every host.  [this one's path]")
@@ -31,6 +34,7 @@ _PATH = click.Path(path_type=Path)
 @click.option("--verbose", "-v", is_flag=True, help="List what is fine as well.")
 @click.option("--json", is_flag=True, help="For programs.")
 def check(
+    script: Path | None,
     hosts: str | None,
     hostfile: Path | None,
     python: str | None,
@@ -41,7 +45,7 @@ def check(
     verbose: bool,
     json: bool,
 ) -> None:
-    """Look for what would go wrong on these machines.
+    """Look for what would go wrong on these machines, and in a script.
 
     Exit codes: 0 nothing that breaks a run, 1 a warning (with --strict), 2 something will break.
     """
@@ -51,6 +55,8 @@ def check(
         python=python,
         nic=parse_nic(nic) if nic is not None else None,
         depth="quick" if quick else "full",
+        script=None if script is None else _find_script(script),
+        project=None if script is None else _find_project(script),
         data=os.path.abspath(data) if data is not None else None,
     )
     try:
@@ -61,6 +67,20 @@ def check(
     code = exit_code(list(examined.findings), is_strict=strict)
     print(render.as_json(examined, code) if json else _text(examined, num_hosts=len(chosen), is_verbose=verbose))
     sys.exit(code)
+
+
+def _find_script(script: Path) -> Path:
+    if not script.is_file():
+        raise InputError(f"there is no script {script} in {Path.cwd()}")
+    return script.absolute()
+
+
+def _find_project(script: Path) -> Path:
+    """The folder that a run would copy, else the script's."""
+    try:
+        return find_project(Path.cwd(), script.absolute()).root
+    except InputError:
+        return script.absolute().parent
 
 
 def _text(examined: Examined, *, num_hosts: int, is_verbose: bool) -> str:
