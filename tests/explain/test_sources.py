@@ -94,6 +94,36 @@ def test_a_host_that_was_lost(tmp_path: pathlib.Path) -> None:
     assert explain_folder(run).entry == "paceline-host-lost"
 
 
+def stalled(*, waits: bool, doing: str, where: str) -> events.RankStalled:
+    return events.RankStalled(
+        step=7, collectives=9, doing=doing, waits=waits, busy=False, where=where, text="x", since_s=60.0
+    )
+
+
+def test_a_run_that_stood_still_says_who_waited_for_whom(tmp_path: pathlib.Path) -> None:
+    waiting = {"rank": 0, **events.to_record(stalled(waits=True, doing="all_reduce", where="train.py:40"))}
+    busy = {"rank": 1, **events.to_record(stalled(waits=False, doing="the script", where="train.py:52"))}
+    interrupted = events.to_record(events.RunEnded(exit_code=130, headline=""))
+    run = make_run(tmp_path / "run", BEGIN, {})
+    with open(run / "events.jsonl", "a") as file:
+        for number, record in enumerate((waiting, busy, interrupted), start=10):
+            file.write(json.dumps({"at": NOON_S + number, **record}) + "\n")
+    explanation = explain_folder(run)
+    assert (explanation.entry, explanation.confidence) == ("paceline-stood-still", "likely")
+    (line,) = explanation.evidence
+    assert line.text.endswith("rank 0 (alice) waits for rank 1 (bob), which is in the script (train.py:52)")
+    assert line.number == 4
+
+
+def test_a_run_that_moved_again_did_not_stand_still(tmp_path: pathlib.Path) -> None:
+    run = make_run(tmp_path / "run", BEGIN, {})
+    waiting = stalled(waits=True, doing="all_reduce", where="train.py:40")
+    with open(run / "events.jsonl", "a") as file:
+        for event in (waiting, events.RankMoved(step=8), ended(headline="exit code 3")):
+            file.write(json.dumps({"at": NOON_S, "rank": 0, **events.to_record(event)}) + "\n")
+    assert explain_folder(run).verdict == "nothing"
+
+
 def test_only_the_last_attempt_counts(tmp_path: pathlib.Path) -> None:
     again: list[events.Event] = [started(0, 1), started(1, 1), exited(0, 1, 1), ended()]
     logs = {"rank-0.stderr.log": OOM, "rank-1.restart-1.stderr.log": OWN}
@@ -169,6 +199,7 @@ def test_a_run_that_failed_is_explained_in_five_lines(tmp_path: pathlib.Path) ->
     lines = explain_run(make_run(tmp_path / "run", [*BEGIN, exited(0, 1), exited(1, 1), ended()], logs))
     assert 3 <= len(lines) <= 5 and all(len(line) <= 100 for line in lines)
     assert lines[0].startswith("  explained  the cause: The GPU's memory ran out.")
+    assert lines[2].startswith("  remedy ") and lines[-2].endswith(" ...")
     assert lines[-1].split() == ["more", "paceline", "explain", str(tmp_path / "run")]
 
 

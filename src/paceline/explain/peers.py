@@ -45,11 +45,12 @@ def missing_logs(logs: Sequence[Log], told: Iterable[Line], *, is_all: bool) -> 
 
 
 def _blamed(logs: Sequence[Log]) -> list[str]:
-    """torchrun's summaries name a rank, and nothing else of it was found."""
+    """torchrun's summaries name a rank, and none of these logs has its last words."""
+    heard = {crash.line.rank for log in logs for crash in log.crashes}
     wanted: list[str] = []
     for log in logs:
         for blame in log.blames:
-            if blame.exit_code < 0:
+            if blame.exit_code < 0 or blame.line.rank in heard:
                 continue  # a signal leaves nothing in the rank's own output
             host = f" on host {blame.line.host}" if blame.line.host else ""
             who = f"rank {blame.line.rank}{host}"

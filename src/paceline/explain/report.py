@@ -75,9 +75,9 @@ def short(explanation: Explanation, width: int, more: str) -> list[str]:
     """Five lines at most, for the end of a failed run. `more`: the command that tells the rest."""
     heading = "the cause" if explanation.confidence == "certain" else "likely"
     return [
-        *_labelled("explained", f"{heading}: {explanation.cause}", width)[:2],
-        *_labelled("remedy", explanation.remedy, width)[:2],
-        *_labelled("more", more, width)[:1],
+        *_labelled("explained", f"{heading}: {explanation.cause}", width, max_lines=2),
+        *_labelled("remedy", explanation.remedy, width, max_lines=2),
+        f"  {'more':<{_LABEL_WIDTH}}{more}",
     ]
 
 
@@ -143,13 +143,19 @@ def _record(line: Line) -> dict[str, Any]:
     return {"file": line.file, "line": line.number, "host": line.host, "rank": line.rank, "text": line.text}
 
 
-def _labelled(label: str, text: str, width: int) -> list[str]:
-    first, *rest = _wrap(text, width, indent=_LABEL_WIDTH + 2) or [""]
+def _labelled(label: str, text: str, width: int, max_lines: int | None = None) -> list[str]:
+    first, *rest = _wrap(text, width, indent=_LABEL_WIDTH + 2, max_lines=max_lines) or [""]
     return [f"  {label:<{_LABEL_WIDTH}}{first.lstrip()}", *rest]
 
 
-def _wrap(text: str, width: int, indent: int = 0) -> list[str]:
+def _wrap(text: str, width: int, indent: int = 0, max_lines: int | None = None) -> list[str]:
     margin = " " * indent
-    return textwrap.wrap(
-        text, width, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False, break_long_words=True
+    wrapper = textwrap.TextWrapper(
+        width=width,
+        initial_indent=margin,
+        subsequent_indent=margin,
+        break_on_hyphens=False,
+        max_lines=max_lines,
+        placeholder=" ...",
     )
+    return wrapper.wrap(text)

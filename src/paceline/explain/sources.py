@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,6 +14,7 @@ from paceline.errors import InputError
 from paceline.explain.lines import Line, local_time
 from paceline.explain.reading import Hit, Log, read_log
 from paceline.explain.signatures import Catalogue
+from paceline.launch import stalls
 
 EVENTS = "events.jsonl"
 
@@ -36,8 +37,8 @@ class _Record:
     """When each rank raised or ended."""
     attempt: int
     num_ranks: int
-    failed: Line | None
-    """What the run ended with, as a line of a log."""
+    words: tuple[Line, ...]
+    """Who waited for whom when the run stood still, and what it ended with, as lines of a log."""
     num_lines: int
 
 
@@ -125,11 +126,13 @@ def _read_record(path: Path) -> _Record:
     ended_s: dict[int, float] = {}
     attempt, num_ranks, number = 0, 0, 0
     first_failed: events.RankExited | None = None
-    failed: Line | None = None
+    still = _Still()
+    words: list[Line] = []
     with open(path, encoding="utf-8", errors="replace") as file:
         for number, entry in _entries(file):
             event = events.from_record(entry)
             at_s = local_time(float(entry.get("at", 0.0)))
+            still.see(event, int(entry.get("rank", -1)), number, at_s)
             match event:
                 case events.RunStarted():
                     num_ranks = event.num_ranks
@@ -137,6 +140,7 @@ def _read_record(path: Path) -> _Record:
                     if event.attempt > attempt:
                         attempt, first_failed = event.attempt, None
                         ended_s.clear()
+                        still = _Still()
                     hosts[event.rank] = event.host
                 case events.RankRaised():
                     ended_s.setdefault(int(entry.get("rank", -1)), at_s)
@@ -145,10 +149,49 @@ def _read_record(path: Path) -> _Record:
                     if event.exit_code and first_failed is None:
                         first_failed = event
                 case events.RunEnded() if event.headline and event.exit_code:
-                    failed = _failed_line(event, first_failed, ended_s, number, EVENTS)
+                    words.append(_last_words(event, first_failed, ended_s, number))
                 case _:
                     pass
-    return _Record(hosts=hosts, ended_s=ended_s, attempt=attempt, num_ranks=num_ranks, failed=failed, num_lines=number)
+    return _Record(
+        hosts=hosts,
+        ended_s=ended_s,
+        attempt=attempt,
+        num_ranks=num_ranks,
+        words=(*still.words(hosts), *words),
+        num_lines=number,
+    )
+
+
+class _Still:
+    """The ranks that stand still, until they move again."""
+
+    def __init__(self) -> None:
+        self._stalled: dict[int, events.RankStalled] = {}
+        self._finished: dict[int, int | None] = {}
+        self._at: tuple[int, float] = (0, 0.0)
+
+    def see(self, event: events.Event | None, rank: int, number: int, at_s: float) -> None:
+        """An event of a rank."""
+        match event:
+            case events.RankStalled():
+                self._at = self._at if self._stalled else (number, at_s)
+                self._stalled[rank] = event
+            case events.RankMoved():
+                self._stalled.pop(rank, None)
+            case events.RankFinished():
+                self._stalled.pop(rank, None)
+                self._finished[rank] = None
+            case _:
+                pass
+
+    def words(self, hosts: Mapping[int, str]) -> list[Line]:
+        """Who waited for whom, as one line."""
+        if set(hosts) != set(range(len(hosts))):
+            return []
+        names = [hosts[rank] for rank in sorted(hosts)]
+        number, at_s = self._at
+        lines = stalls.explain(names, self._stalled, self._finished)
+        return [Line(file=EVENTS, number=number, text=line, time_s=at_s) for line in lines[:1]]
 
 
 def _entries(lines: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -163,14 +206,14 @@ def _entries(lines: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
             yield number, entry
 
 
-def _failed_line(
-    event: events.RunEnded, exited: events.RankExited | None, ended_s: dict[int, float], number: int, file: str
+def _last_words(
+    event: events.RunEnded, exited: events.RankExited | None, ended_s: dict[int, float], number: int
 ) -> Line:
-    """The run's last words; they are those of the rank whose end they tell."""
+    """What the run ended with, which are the words for the end of a rank where they tell of its signal."""
     if exited is None or f"signal {-exited.exit_code} " not in event.headline:
-        return Line(file=file, number=number, text=event.headline, time_s=min(ended_s.values(), default=None))
+        return Line(file=EVENTS, number=number, text=event.headline, time_s=min(ended_s.values(), default=None))
     return Line(
-        file=file,
+        file=EVENTS,
         number=number,
         text=event.headline,
         rank=exited.rank,
@@ -180,11 +223,11 @@ def _failed_line(
 
 
 def _log_of_record(record: _Record, catalogue: Catalogue) -> Log:
-    hits: list[Hit] = []
-    if record.failed is not None:
-        signature = catalogue.match(record.failed.text)
-        if signature is not None:
-            hits.append(Hit(signature=signature, first=record.failed, last=record.failed, count=1))
+    hits = (
+        Hit(signature=signature, first=line, last=line, count=1)
+        for line in record.words
+        if (signature := catalogue.match(line.text)) is not None
+    )
     return Log(
         name=EVENTS,
         num_lines=record.num_lines,
