@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import zipfile
@@ -145,8 +146,6 @@ def test_online_from_the_hosts_own_index(
 ) -> None:
     """One package from there, one from the wheel file that it was installed from here."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    lacking = sync_there(offline=False)
-    assert lacking.status == "failed" and "install from the index" in lacking.text and "--offline" in lacking.remedy
     pack_wheel(site, "greet", "1.0", tmp_path / "index")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
     wheel = pack_wheel(site, "data_of_greet", "2.0+cpu", tmp_path / "wheels")
@@ -155,6 +154,27 @@ def test_online_from_the_hosts_own_index(
     made = sync_there(offline=False)
     assert made.status == "made", made
     assert run(made.python, "-c", "import greet.main; greet.main.go()") == "hello\n"
+
+
+def test_online_with_uv_that_finds_nothing(
+    sync_there: Sync, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uv = tmp_path / "programs/uv"
+    uv.parent.mkdir()
+    uv.write_text('#!/bin/sh\necho "$@" > "$0.asked"\necho "error: no greet at https://me:secret@x.org" >&2\nexit 1\n')
+    uv.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{uv.parent}:{os.environ['PATH']}")
+    failed = sync_there(offline=False)
+    assert failed.text == "could not install from the index: error: no greet at https://x.org"
+    assert failed.status == "failed" and "--offline" in failed.remedy
+    folder = tmp_path / "state/paceline/environments"
+    [python] = folder.glob("*/bin/python")
+    lock = python.parents[1] / "requirements.lock"
+    assert (tmp_path / "programs/uv.asked").read_text().split() == [
+        *("pip", "install", "--python", str(python)),
+        *("--no-deps", "-r", str(lock)),
+    ]
+    assert lock.read_text().splitlines()[1:] == ["data-of-greet==2.0+cpu", "greet==1.0"]
 
 
 def test_state_follows_the_interpreter(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from paceline.errors import InputError
 from paceline.launch.hosts import HostsError, InterruptedEarlyError
 from paceline.launch.transport import is_this_machine
 
+_LEFT_OUT_LINES = 10
 _PATH = click.Path(path_type=Path)
 _HOSTS = click.option("--hosts", "-H", metavar="HOST,...", help="Machines.")
 _HOSTFILE = click.option("--hostfile", type=_PATH, metavar="FILE", help="The same, one host a line: alice python=PATH.")
@@ -146,9 +147,12 @@ class Teller:
 
 def render_synced(synced: Synced, options: SyncOptions) -> list[str]:
     """What came of it, and the line to use it."""
-    lines = [f"! left out: {text}" for text in synced.lock.left_out[:10]]
-    if len(synced.lock.left_out) > 10:
-        lines.append(f"! and {len(synced.lock.left_out) - 10} more were left out")
+    found, lock = synced.inventory, synced.lock
+    packages = f"{len(lock.packages)} package{'' if len(lock.packages) == 1 else 's'}"
+    lines = [f"environment {lock.name}: {packages} for Python {found.python} on {found.machine}"]
+    lines += [f"! left out: {text}" for text in lock.left_out[:_LEFT_OUT_LINES]]
+    if len(lock.left_out) > _LEFT_OUT_LINES:
+        lines.append(f"! and {len(lock.left_out) - _LEFT_OUT_LINES} more were left out")
     for outcome in synced.outcomes:
         sign = "✗" if outcome.status == "failed" else "✓"
         lines.append(f"{sign} {outcome.host}: {outcome.text}")
@@ -166,9 +170,12 @@ def _how_to_use(outcomes: list[Outcome], synced: Synced, options: SyncOptions) -
     pythons = {outcome.python for outcome in outcomes}
     if pythons == {synced.inventory.python_path}:
         return [f"To use it:  paceline run --python {synced.inventory.python_path} ..."]
-    lines = ["To use it, in the hostfile:"]
-    lines.append(f"    {options.source.name} python={synced.inventory.python_path}")
-    return [*lines, *(f"    {outcome.host} python={outcome.python}" for outcome in outcomes)]
+    source = f"    {options.source.name} python={synced.inventory.python_path}"
+    return [
+        "To use it, in the hostfile:",
+        source,
+        *(f"    {outcome.host} python={outcome.python}" for outcome in outcomes),
+    ]
 
 
 def _find_source(chosen: tuple[Host, ...], source: str | None) -> Host:

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,7 @@ class Job:
         argument = {
             "folder": look.folder,
             "sha256": self.lock.sha256,
-            "lock": "" if self.options.offline else self.lock.text,
+            "lock": self.lock.text,
             "packages": self.lock.packages,
             "python": self.inventory.python,
             "machine": self.inventory.machine,
@@ -116,7 +116,7 @@ class Job:
         if problem:
             remedy = "" if self.options.offline else "--offline sends what is installed on the source itself"
             return self._failed(index, problem, remedy)
-        return self._outcome(index, "made", f"{len(self.lock.packages)} packages{sent}", look)
+        return self._outcome(index, "made", f"made in {look.folder}{sent}", look)
 
     def _outcome(self, index: int, status: Any, text: str, look: Look) -> Outcome:
         python = os.path.join(look.folder, "bin", "python")
@@ -174,18 +174,17 @@ class Job:
 class _Progress:
     """Says of each host how far it is, now and then."""
 
-    def __init__(self, job: Job, total_bytes: int, indices: Sequence[int] | Mapping[int, Any]) -> None:
+    def __init__(self, job: Job, total_bytes: int, indices: Iterable[int]) -> None:
         self._job = job
         self._total_bytes = total_bytes
-        self._told_s = dict.fromkeys(indices, 0.0)
-        self._began_s = time.monotonic()
-        self._first_bytes: dict[int, int] = {}
+        self._told = {index: (time.monotonic(), 0) for index in indices}
 
     def tell(self, index: int, num_bytes: int) -> None:
-        now = time.monotonic()
-        if now - self._told_s[index] < _TELL_S:
-            return
-        self._told_s[index] = now
-        self._job.tell(
-            self._job.opened.name(index), f"{format_bytes(num_bytes)} of {format_bytes(self._total_bytes)}", True
-        )
+        """`num_bytes` are there by now."""
+        told_s, told_bytes = self._told[index]
+        passed_s = time.monotonic() - told_s
+        if passed_s >= _TELL_S:
+            self._told[index] = (told_s + passed_s, num_bytes)
+            rate = f"{format_bytes((num_bytes - told_bytes) / passed_s)}/s"
+            text = f"{format_bytes(num_bytes)} of {format_bytes(self._total_bytes)}, {rate}"
+            self._job.tell(self._job.opened.name(index), text, True)

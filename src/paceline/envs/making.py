@@ -9,6 +9,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from paceline.envs.looking import MARKER, read_state
 from paceline.envs.scripts import copy_script, write_entry_points
 from paceline.launch.facts import state_folder
 
+LOCK_FILE = "requirements.lock"
 _VENV_LIMIT_S = 120
 _PIP_LIMIT_S = 7200
 _IMPORT_LIMIT_S = 300
@@ -60,13 +62,21 @@ def main(argument: dict[str, Any]) -> str:
 
 
 def _fill(folder: str, argument: dict[str, Any]) -> None:
+    with open(os.path.join(folder, LOCK_FILE), "w", encoding="utf-8") as file:
+        file.write(argument["lock"])
     if not argument["is_offline"]:
-        _install(folder, argument)
+        _install(folder, [parcel for _, parcel in argument["parcels"]])
     elif [kind for kind, _ in argument["parcels"]] == ["conda"]:
         _unpack_conda(folder, argument["parcels"][0][1])
     else:
-        _run([sys.executable, "-m", "venv", "--without-pip", folder], _VENV_LIMIT_S, "make a venv")
+        _make_venv(folder, with_pip=False)
         unpack(folder, argument["parcels"])
+
+
+def _make_venv(folder: str, *, with_pip: bool) -> None:
+    # This interpreter may be that of the environment which has just made way: its links lead to one that stays.
+    python = os.path.realpath(sys.executable)
+    _run([python, "-m", "venv", *([] if with_pip else ["--without-pip"]), folder], _VENV_LIMIT_S, "make a venv")
 
 
 def _begin(folder: str, sha256: str) -> None:
@@ -129,25 +139,32 @@ def _link(source: str, target: str) -> None:
         shutil.copy(source, target)
 
 
-def _install(folder: str, argument: dict[str, Any]) -> None:
-    """From the host's own index, with its own configuration: uv where it is there, else pip."""
-    lock = os.path.join(folder, "requirements.lock")
-    uv = shutil.which("uv")
-    without_pip = ["--without-pip"] if uv else []
-    _run([sys.executable, "-m", "venv", *without_pip, folder], _VENV_LIMIT_S, "make a venv")
-    with open(lock, "w", encoding="utf-8") as file:
-        file.write(argument["lock"])
-    python = os.path.join(folder, "bin", "python")
-    install = [uv, "pip", "install", "--python", python] if uv else [python, "-m", "pip", "install", "--no-input"]
-    wheels = [
-        os.path.join(parcel, name)
-        for kind, parcel in argument["parcels"]
-        if kind == "wheel"
-        for name in os.listdir(parcel)
-    ]
+def _install(folder: str, parcels: list[str]) -> None:
+    """From the host's own index, with its own configuration. `parcels`: folders of wheels, which go before the index.
+
+    Raises MakingError.
+    """
+    install = _prepare_installer(folder)
+    wheels = [os.path.join(parcel, name) for parcel in parcels for name in os.listdir(parcel)]
     if wheels:
         _run([*install, "--no-deps", *wheels], _PIP_LIMIT_S, "install the wheels")
-    _run([*install, "--no-deps", "-r", lock], _PIP_LIMIT_S, "install from the index")
+    # All that is needed is in the lock: what it leaves out was left out on purpose.
+    _run([*install, "--no-deps", "-r", os.path.join(folder, LOCK_FILE)], _PIP_LIMIT_S, "install from the index")
+
+
+def _prepare_installer(folder: str) -> list[str]:
+    """Makes a venv; the command that installs into it: uv where it is there, else pip, in it or from outside."""
+    uv = shutil.which("uv")
+    has_pip = uv is None and importlib.util.find_spec("ensurepip") is not None  # Debian keeps that back
+    _make_venv(folder, with_pip=has_pip)
+    python = os.path.join(folder, "bin", "python")
+    if uv is not None:
+        return [uv, "pip", "install", "--python", python]
+    if has_pip:
+        return [python, "-m", "pip", "install", "--no-input"]
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip", "--python", python, "install", "--no-input"]
+    raise MakingError("there is neither uv nor pip to install with (on Debian: apt install python3-venv)")
 
 
 def _unpack_conda(folder: str, parcel: str) -> None:
