@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 
+import click
 import pytest
 
 import paceline.cli
@@ -78,17 +79,17 @@ def test_no_file_names_a_path_of_a_machine() -> None:
 
 def find_unknown_words(command: str) -> list[str]:
     """Subcommands and flags of ours that don't exist; what stands after the script belongs to the script."""
-    node = paceline.cli.app
+    node: click.Command = paceline.cli.app
     unknown: list[str] = []
     _, *words = shlex.split(command, comments=True)
     for word in words:
         if word in ("--", "-m") or word.endswith(".py"):
             break
-        children = getattr(node, "commands", None)
-        if children is not None and re.fullmatch(r"[a-z][a-z-]*", word):
-            if word not in children:
+        if isinstance(node, click.Group) and re.fullmatch(r"[a-z][a-z-]*", word):
+            child = node.get_command(click.Context(node), word)
+            if child is None:
                 return [word]
-            node = children[word]
+            node = child
         elif re.match(r"--?[a-zA-Z]", word):
             known = {"--help"}.union(*({*option.opts, *option.secondary_opts} for option in node.params))
             flag = word.partition("=")[0]

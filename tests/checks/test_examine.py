@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from made_up_hosts import make_gpu_patient, make_patient
-from paceline.checks import examine, patients, vitals
-from paceline.checks.examine import CheckOptions, judge, quick_findings
+from paceline.checks import examine, patients, quick, vitals
+from paceline.checks.examine import CheckOptions
 from paceline.checks.findings import CHECKS
 from paceline.checks.patients import Patient
+from paceline.checks.quick import judge, quick_findings
 from paceline.checks.verdicts import Verdict, protect
 from paceline.cluster.spec import Host, parse_hosts
 from paceline.errors import HostError
@@ -37,7 +38,7 @@ def test_a_check_that_breaks_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> N
 
     load = CHECKS["load"]
     monkeypatch.setitem(CHECKS, "load", type(load)(name="load", title="", sections={}, function=look))
-    monkeypatch.setattr(examine, "HOST_CHECKS", (look,))
+    monkeypatch.setattr(quick, "HOST_CHECKS", (look,))
     findings, _ = judge([make_patient()])
     broken = [finding for finding in findings if finding.status == "crashed"]
     assert [(finding.check, finding.where, finding.text) for finding in broken] == [
@@ -90,8 +91,8 @@ def test_slots_that_can_not_be() -> None:
             "ssh",
             "ssh-",
         ),
-        (examine.check_vitals("bob", "/py", ""), "ok", "could be read", ""),
-        (examine.check_vitals("bob", "/py", "no answer within 5 s"), "failure", "no answer", "On bob:  /py -V"),
+        (quick.check_vitals("bob", "/py", ""), "ok", "could be read", ""),
+        (quick.check_vitals("bob", "/py", "no answer within 5 s"), "failure", "no answer", "On bob:  /py -V"),
         (examine.check_slots("2 slots: one per GPU", ""), "ok", "2 slots", ""),
         (examine.check_slots("", "gpus=5 was asked for"), "failure", "gpus=5", "hostfile"),
         (

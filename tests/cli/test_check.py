@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from made_up_hosts import make_gpu_patient, make_patient
-from paceline.checks.examine import Examined, judge
+from paceline.checks.examine import Examined
 from paceline.checks.findings import Finding, Status, worst_first
+from paceline.checks.quick import judge
 from paceline.cli import findings as render
 
 PACELINE = str(Path(sys.executable).parent / "paceline")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
-from paceline.checks import examine
+from paceline.checks import examine, quick
 from paceline.checks.findings import CHECKS, Check
 
 _GROUPS = {
     examine.__name__: "Opening the hosts",
+    quick.__name__: "Opening the hosts",
     "paceline.checks.host": "One host",
     "paceline.checks.surroundings": "One host: what surrounds the ranks",
     "paceline.checks.gpu": "One host: its GPUs",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from paceline.checks import reference
 from paceline.errors import InputError
 from paceline.explain import explain_logs, explain_name, report, signatures, sources
 from paceline.explain.reading import Log
@@ -24,10 +25,11 @@ def explain(words: tuple[str, ...], json: bool) -> None:
     """Name the first cause in the logs of a failed run.
 
     Takes logs of any launcher, folders of them, and - for standard input; without arguments, the newest failed run of
-    paceline's. A NAME is an entry that an explanation has mentioned. Ends with 1 if no cause was found.
+    paceline's. A NAME is an entry that an explanation has mentioned, or a check of `paceline check`. Ends with 1 if no
+    cause was found.
     """
     if len(words) == 1 and words[0] != "-" and not Path(words[0]).exists():
-        text = explain_name(words[0])
+        text = explain_name(words[0]) or reference.describe(words[0])
         if text is not None:
             print(text)
             return

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import click
 
+from paceline.checks.quick import quick_findings
 from paceline.cli import render
-from paceline.cluster.hostfile import read_hostfile
-from paceline.cluster.spec import Host, parse_hosts
-from paceline.errors import InputError
+from paceline.cli.hosts import choose_hosts
+from paceline.errors import HostError, InputError
 from paceline.events import Event
+from paceline.launch.facts import Facts
+from paceline.launch.hosts import Hosts
 from paceline.launch.logs import Screen
 from paceline.launch.options import RunOptions
 from paceline.launch.prepare import Prepared
@@ -113,7 +117,7 @@ def run(
 
     Anything that runs under torchrun runs here, unchanged.
     """
-    chosen, hosts_reason = _choose_hosts(hosts, hostfile)
+    chosen, hosts_reason = choose_hosts(hosts, hostfile)
     for name, seconds in (("--grace", grace), ("--stall-warning", stall_warning)):
         if not seconds < _LIMIT_S:  # also nan
             raise InputError(f"{name} {seconds}: expected seconds, at most {_LIMIT_S:.0f} (a day)")
@@ -141,7 +145,8 @@ def run(
     if json and not dry_run:
         raise InputError("--json only goes with --dry-run")
     if dry_run:
-        print(render.plan_json(plan_run(options)) if json else render.plan_text(plan_run(options)))
+        planned = plan_run(options, functools.partial(_look, options))
+        print(render.plan_json(planned) if json else render.plan_text(planned))
         return
     sys.exit(_run(options))
 
@@ -161,12 +166,25 @@ def _run(options: RunOptions) -> int:
         return screen
 
     width = shutil.get_terminal_size().columns
-    result = start_run(options, make_screen, on_event)
+    result = start_run(options, make_screen, on_event, functools.partial(_look, options))
     explained = _explain(result.folder) if result.outcome.failures else []
     with contextlib.suppress(OSError):  # the terminal has gone
         for line in render.closing(result, view, width, explained):
             print(line, file=sys.stderr)
     return result.outcome.exit_code
+
+
+def _look(options: RunOptions, hosts: Hosts, facts: Sequence[Facts], layout: Sequence[tuple[int, int]]) -> None:
+    """Stops what would break. Raises HostError."""
+    if options.allow_mismatch:
+        return
+    found = quick_findings(hosts, facts, layout, needs_torch=options.kind != "command")
+    failures = [finding for finding in found if finding.status == "failure"]
+    if failures:
+        lines = ["this will not run there"]
+        for finding in failures:
+            lines += [f"  {finding.where}: {finding.text}", *(f"    {line}" for line in finding.remedy.splitlines())]
+        raise HostError("\n".join(lines), hint="or, at your own risk: --allow-mismatch")
 
 
 def _explain(folder: Path) -> list[str]:
@@ -182,16 +200,6 @@ def _find_cwd() -> Path:
         return Path.cwd()
     except FileNotFoundError:
         raise InputError("the folder where this was typed is gone", hint="change into one that is there") from None
-
-
-def _choose_hosts(hosts: str | None, hostfile: Path | None) -> tuple[tuple[Host, ...], str]:
-    if hosts is not None and hostfile is not None:
-        raise InputError("-H and --hostfile were both given", hint="name the hosts in one place")
-    if hosts is not None:
-        return parse_hosts(hosts), "from -H"
-    if hostfile is not None:
-        return read_hostfile(hostfile), f"from {hostfile}"
-    return parse_hosts("localhost", origin="this machine"), "this machine, as neither -H nor --hostfile was given"
 
 
 def _parse_sync(text: str, kind: Kind) -> Strategy:

@@ -10,7 +10,7 @@ import dataclasses
 import os
 import secrets
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from paceline.cluster.spec import Host, resolve_slots
@@ -33,6 +33,11 @@ _WORKER = "from paceline.train.worker import main; main()"
 _OFTEN_MEANT = ("NCCL_", "TORCH", "PYTORCH_", "OMP_", "GLOO_", "CUDA_", "HF_", "PYTHONPATH", "LD_LIB")  # fmt: skip
 
 
+Look = Callable[[Hosts, Sequence[Facts], Sequence[tuple[int, int]]], None]
+"""Looks at the hosts before anything is started there: with their facts, and for each its ranks and the GPUs that they
+will see. Raises HostError for what will break the run."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prepared:
     """A run that can start."""
@@ -53,7 +58,7 @@ def choose_pythons(options: RunOptions) -> list[str]:
     return [host.python or options.python or sys.executable for host in options.hosts]
 
 
-def prepare(hosts: Hosts, options: RunOptions, run_id: str, *, dry_run: bool) -> Prepared:
+def prepare(hosts: Hosts, options: RunOptions, run_id: str, look: Look, *, dry_run: bool) -> Prepared:
     """Open the channels and make everything ready. Raises HostError and InputError."""
     project = _project(options)
     facts = hosts.open(run_id, choose_pythons(options), grace_s=options.grace_s)
@@ -63,6 +68,7 @@ def prepare(hosts: Hosts, options: RunOptions, run_id: str, *, dry_run: bool) ->
     differences = compare_facts(names, facts, slots, num_gpus=num_gpus, needs_torch=options.kind != "command")
     if differences and not options.allow_mismatch:
         raise _mismatch(names, differences)
+    look(hosts, facts, list(zip(slots, num_gpus, strict=True)))
     wires = find_wires(hosts, facts, options.nic)
     extra_folders = {} if dry_run else _send_packages(hosts, facts, options)
     places = _place_project(hosts, options, project, facts, dry_run=dry_run)

@@ -6,9 +6,8 @@ import contextlib
 import dataclasses
 import json
 import queue
-import signal
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,9 @@ from paceline.launch.facts import state_folder
 from paceline.launch.hosts import HOST_SILENCE_LIMIT_S, Hosts, open_hosts
 from paceline.launch.logs import RankLogs, Screen
 from paceline.launch.options import RunOptions
-from paceline.launch.prepare import Prepared, new_run_id, prepare
-from paceline.launch.transport import Closed, Inbox, Received, Signalled
+from paceline.launch.prepare import Look, Prepared, new_run_id, prepare
+from paceline.launch.signals import signals_into
+from paceline.launch.transport import Closed, Received, Signalled
 
 _TICK_S = 0.2
 _PAUSE_S = 2.0
@@ -41,21 +41,22 @@ class Result:
     log_problem: str | None
 
 
-def dry_run(options: RunOptions) -> Prepared:
+def dry_run(options: RunOptions, look: Look) -> Prepared:
     """Everything that a run would decide. The agents run for it, but nothing of the project is copied or started."""
-    with _signals_into(queue.SimpleQueue()) as inbox, open_hosts(options.hosts, inbox) as hosts:
-        return prepare(hosts, options, _run_id(), dry_run=True)
+    with signals_into(queue.SimpleQueue()) as inbox, open_hosts(options.hosts, inbox) as hosts:
+        return prepare(hosts, options, _run_id(), look, dry_run=True)
 
 
 def run(
     options: RunOptions,
     make_screen: Callable[[Prepared], Screen],
     on_event: Callable[[events.Event, int | None], None],
+    look: Look,
 ) -> Result:
     """Run it. Raises HostError or InputError when it can't start; what happens later is in the result."""
     run_id = _run_id()
-    with _signals_into(queue.SimpleQueue()) as inbox, open_hosts(options.hosts, inbox) as hosts:
-        prepared = prepare(hosts, options, run_id, dry_run=False)
+    with signals_into(queue.SimpleQueue()) as inbox, open_hosts(options.hosts, inbox) as hosts:
+        prepared = prepare(hosts, options, run_id, look, dry_run=False)
         folder = make_run_folder(run_id)
         with EventLog(folder / "events.jsonl", on_event) as log:
             conductor = _Conductor(hosts, prepared, options, folder, make_screen(prepared), log)
@@ -78,25 +79,6 @@ def make_run_folder(run_id: str) -> Path:
             hint="make room there, or set XDG_STATE_HOME to another folder",
         ) from error
     return folder
-
-
-@contextlib.contextmanager
-def _signals_into(inbox: Inbox) -> Generator[Inbox]:
-    """The signals that ask a process to end become messages; Ctrl-Z, which would starve the leases, does nothing."""
-
-    def forward(number: int, frame: object) -> None:
-        inbox.put(Signalled(number=number))
-
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup it stays ignored
-        numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, forward) for number in numbers}
-    before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
-    try:
-        yield inbox
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class EventLog:
