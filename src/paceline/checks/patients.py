@@ -12,7 +12,7 @@ from paceline.launch.errands import Errand, run_errands
 from paceline.launch.facts import Facts
 from paceline.launch.hosts import Hosts
 
-QUICK_LIMIT_S = 5.0
+QUICK_LIMIT_S = 10.0
 LIMIT_S = 15.0
 
 

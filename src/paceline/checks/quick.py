@@ -60,18 +60,13 @@ def quick_findings(
 
     `layout`: of each host the ranks, and the GPUs that they see. Raises InterruptedEarlyError for a signal.
     """
-    findings: list[Finding] = []
     patients: list[Patient] = []
     readings = read_vitals(hosts, facts, Examination(imports=tuple(imports), is_quick=True))
     for index, reading in enumerate(readings):
-        host = hosts.hosts[index]
-        findings += as_findings(
-            check_vitals, host.name, listen(check_vitals, host.name, facts[index].python_path, reading.problem)
-        )
-        if reading.vitals is not None:
-            patients.append(make_patient(host, facts[index], reading, layout[index]))
+        if reading.vitals is not None:  # else it is busy: no reason to stop
+            patients.append(make_patient(hosts.hosts[index], facts[index], reading, layout[index]))
     judged, _ = judge(patients, needs_torch=needs_torch)
-    return worst_first([*findings, *judged])
+    return worst_first(judged)
 
 
 def judge(patients: Sequence[Patient], *, needs_torch: bool = True) -> tuple[list[Finding], tuple[Row, ...]]:
