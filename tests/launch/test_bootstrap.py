@@ -209,3 +209,25 @@ def test_a_mistake_in_the_users_sitecustomize_is_not_hidden(tmp_path: Path) -> N
     done = run_with_site(tmp_path, "import no_such_module\n", "print('goes on')")
     assert done.stdout == "goes on\n", "as Python itself does"
     assert "no_such_module" in done.stderr
+
+
+def test_what_runs_on_hosts_travels_whole(tmp_path: Path) -> None:
+    """Every errand can be imported from what is sent, by a Python that has nothing else."""
+    _, data = bootstrap.pack_runtime()
+    files = json.loads(zlib.decompress(data))
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text, encoding="utf-8")
+    errands = [path for path in files if "/checks/" in path or "/envs/" in path]
+    modules = [path.removesuffix(".py").replace("/", ".") for path in errands if "__init__" not in path]
+    assert "paceline.checks.vitals" in modules and "paceline.checks.examine" not in modules
+    code = (
+        "import sys, importlib, types\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "for name in ('torch', 'torch.distributed'): sys.modules[name] = types.ModuleType(name)\n"  # one has need of it
+        "for name in sys.argv[2:]: importlib.import_module(name)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, str(tmp_path), *modules], capture_output=True, text=True, timeout=20
+    )
+    assert (done.returncode, done.stderr) == (0, "")

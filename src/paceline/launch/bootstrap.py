@@ -19,7 +19,12 @@ NO_PYTHON = b"\x01paceline-no-python\x01"
 OLD_PYTHON = b"\x01paceline-old-python\x01"
 NOT_INSTALLED = b"\x01paceline-not-installed\x01"
 
-_DRIVER_ONLY = {"cli", "explain", "lab", "watch"}
+_DRIVER_ONLY = {"checks", "cli", "envs", "explain", "lab", "watch"}
+_ERRANDS = {
+    "checks": {"__init__", "calls", "group_errand", "pair_errand", "speed_errand", "vitals", "vitals_machine"},
+    "envs": {"__init__", "inventory", "listing", "looking", "making", "pulling", "scripts"},
+}
+"""What of them runs on hosts."""
 
 _FIRST_STAGE = (
     'import sys;sys.path[:]=[q for q in sys.path if q];f=open(0,"rb",0,closefd=False);exec(eval(f.readline()))'
@@ -109,11 +114,16 @@ finally:
 def pack_runtime() -> tuple[str, bytes]:
     """This package as (hash, compressed JSON of path -> source), with the sitecustomize that ranks start with."""
     root = pathlib.Path(paceline.__file__).parent
-    paths = [path.relative_to(root) for path in sorted(root.rglob("*.py")) if path.parent.name not in _DRIVER_ONLY]
+    paths = [path.relative_to(root) for path in sorted(root.rglob("*.py")) if _travels(path)]
     files = {f"paceline/{path.as_posix()}": (root / path).read_text(encoding="utf-8") for path in paths}
     files["sitecustomize.py"] = SITE_CUSTOMIZE
     data = zlib.compress(json.dumps(files).encode(), 1)
     return hashlib.sha256(data).hexdigest()[:20], data
+
+
+def _travels(path: pathlib.Path) -> bool:
+    folder = path.parent.name
+    return folder not in _DRIVER_ONLY or path.stem in _ERRANDS.get(folder, ())
 
 
 def first_bytes(digest: str, data: bytes) -> bytes:
