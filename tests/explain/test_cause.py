@@ -101,6 +101,20 @@ def test_an_exception_of_the_users_own_is_a_cause() -> None:
     )
 
 
+def test_a_rank_dies_of_its_last_exception_only() -> None:
+    caught = OWN.replace("ValueError: bad label", "KeyError: 'skipped'")
+    text = "".join(f"[rank0]: {line}\n" for line in f"{caught}going on\n{OWN}".splitlines())
+    explanation = explain_texts(text)
+    assert "ValueError: bad label" in explanation.cause and not explanation.others
+
+
+def test_exceptions_that_differ_in_numbers_are_one() -> None:
+    texts = [OWN.replace("bad label", f"bad label {number}") for number in (1, 2)]
+    explanation = explain_texts(*texts)
+    assert explanation.confidence == "certain" and not explanation.others
+    assert [line.file for line in explanation.evidence] == ["0.log", "1.log"]
+
+
 @pytest.mark.parametrize("name", ["ValueError", "my.project.Mistake", "AssertionError"])
 def test_any_exception_will_do(name: str) -> None:
     assert name in explain_texts(OWN.replace("ValueError", name)).cause

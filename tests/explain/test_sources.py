@@ -209,5 +209,12 @@ def test_nothing_is_said_that_the_run_shows_or_that_is_a_guess(tmp_path: pathlib
     assert explain_run(run) == []
 
 
+def test_only_the_ends_of_a_runs_logs_are_read(tmp_path: pathlib.Path) -> None:
+    run = make_run(tmp_path / "run", [*BEGIN, exited(0, 1), ended()], {"rank-0.stderr.log": OOM + "x\n" * 50})
+    catalogue = signatures.load()
+    assert [log.num_lines for log in sources.read_run(run, catalogue, tail_bytes=20)][1:] == [10]
+    assert [log.num_lines for log in sources.read_run(run, catalogue)][1:] == [51]
+
+
 def test_a_run_without_a_folder_is_not_explained(tmp_path: pathlib.Path) -> None:
     assert explain_run(tmp_path / "gone") == []

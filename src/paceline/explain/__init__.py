@@ -10,6 +10,8 @@ from paceline.explain.cause import Explanation
 from paceline.explain.cause import explain as explain_logs
 
 _RUN_WIDTH = 100
+_RUN_TAIL_BYTES = 4 << 20
+"""Of each rank's log at the end of a run: nobody should wait for the rest."""
 
 
 def explain_name(name: str) -> str | None:
@@ -29,7 +31,7 @@ def explain_run(folder: Path) -> list[str]:
     Empty where nothing is at least likely, and where it is a traceback of the user's own, which the run shows anyway.
     """
     try:
-        explanation = explain_folder(folder)
+        explanation = explain_logs(sources.read_run(folder, signatures.load(), tail_bytes=_RUN_TAIL_BYTES))
     except (OSError, PacelineError):
         return []
     if explanation.confidence not in ("certain", "likely") or explanation.entry is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -70,9 +71,14 @@ class _Found:
     order: tuple[bool, float, int, int]
 
     @property
-    def name(self) -> str:
-        """To tell one from another."""
+    def what(self) -> str:
+        """What to call it."""
         return self.signature.id if self.signature is not None else self.line.text
+
+    @property
+    def name(self) -> str:
+        """To tell one from another; what differs in numbers only is the same."""
+        return self.signature.id if self.signature is not None else _shape(self.line.text)
 
 
 def explain(logs: Sequence[Log]) -> Explanation:
@@ -132,7 +138,10 @@ def _from_crashes(logs: Sequence[Log]) -> Iterable[_Found]:
     """Uncaught exceptions of which the catalogue knows nothing: causes of their own."""
     for index, log in enumerate(logs):
         bottom = _bottom(log)
+        last = {crash.line.stream: crash for crash in log.crashes}
         for printed in log.crashes:
+            if printed.line.stream and printed is not last[printed.line.stream]:
+                continue  # a process dies once
             crash = printed.cause
             if crash.signature is None:
                 is_fresh = printed.last_number >= bottom
@@ -229,6 +238,11 @@ def _is_behind(crash: _Found, other: _Found) -> bool:
 
 def _is_cascade(found: _Found) -> bool:
     return found.signature is not None and found.signature.role == "cascade"
+
+
+def _shape(text: str) -> str:
+    """A text without its numbers."""
+    return re.sub(r"\d+", "0", text)
 
 
 def _is_vague(found: _Found) -> bool:
@@ -341,15 +355,16 @@ def _completed(
     explanation: Explanation, causes: list[_Found], cascades: list[_Found], logs: Sequence[Log]
 ) -> Explanation:
     """With what else was found, what was left out, and which logs are missing."""
+    told = {_shape(line.text) for line in explanation.evidence}
     others: dict[str, Other] = {}
     for one in causes:
         is_told = _is_vague(one) or (one.signature is not None and one.signature.id == explanation.entry)
-        if not is_told and one.line not in explanation.evidence:
-            others.setdefault(one.name, Other(what=one.name, line=one.line))
+        if not is_told and _shape(one.line.text) not in told:
+            others.setdefault(one.name, Other(what=one.what, line=one.line))
     needed: tuple[str, ...] = ()
     if explanation.confidence != "certain":
-        told = explanation.evidence + tuple(one.line for one in cascades)
-        needed = tuple(peers.missing_logs(logs, told, is_all=explanation.verdict == "consequences"))
+        lines = (*explanation.evidence, *(one.line for one in cascades))
+        needed = tuple(peers.missing_logs(logs, lines, is_all=explanation.verdict == "consequences"))
     counts = {"cascade": 0, "benign": 0}
     for log in logs:
         for hit in log.hits:

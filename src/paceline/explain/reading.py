@@ -17,7 +17,7 @@ CHUNK_BYTES = 1 << 20
 _LONGEST_LINE_BYTES = 8 << 10
 """What is longer is looked at around the text that was found in it."""
 _MANY = 1000
-"""So often a text is looked at line by line in one file; after that only where it stands last."""
+"""So often a text is looked at line by line in one file; after that only where it stands last in a piece."""
 _MOST_CRASHES = 64
 _DIGITS = b"0123456789"
 _MOST_SHAPES = 50_000
@@ -32,7 +32,7 @@ _FAILURE_FIELD = re.compile(r"\s+(?P<name>time|host|rank|exitcode|error_file|tra
 _FAILURE_LINES = 6
 _NCCL_HOST = re.compile(rb"([A-Za-z0-9][\w.-]*):\d+:\d+ \[-?\d+\] (?:\S+:\d+ )?NCCL ")
 _WORLD_SIZE = re.compile(r"\(rank=\d+, size=(\d+)|\bnranks (\d+)|\bworld_size=(\d+)")
-_UNLIMITED = tuple(text.encode() for text in (tracebacks.HEADER, *tracebacks.CHAINED))
+_TRACEBACKS = tuple(text.encode() for text in (tracebacks.HEADER, *tracebacks.CHAINED))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class _Reader:
         self._rank = rank
         self._host = host
         self._fragments = [fragment.encode() for fragment in catalogue.fragments]
-        self._without_digits = {one: one.translate(None, _DIGITS) for one in (*self._fragments, *_UNLIMITED)}
+        self._without_digits = {one: one.translate(None, _DIGITS) for one in (*self._fragments, *_TRACEBACKS)}
         self._harmless: set[bytes] = set()
         self._times_seen: collections.Counter[bytes] = collections.Counter()
         self._is_slurm: bool | None = None
@@ -107,6 +107,7 @@ class _Reader:
         self._ranks: set[int] = set()
         self._world_size: int | None = None
         self._newest_time_s: dict[str, float] = {}
+        self._dated_to: dict[str, int] = {}
         self._first_time_s: float | None = None
 
     def feed(self, chunk: bytes) -> None:
@@ -174,8 +175,8 @@ class _Reader:
             while position >= 0:
                 starts.add(_line_start(chunk, position))
                 self._times_seen[fragment] += 1
-                if self._times_seen[fragment] > _MANY and fragment not in _UNLIMITED:
-                    starts.add(_line_start(chunk, chunk.rfind(fragment)))
+                if self._times_seen[fragment] > _MANY:
+                    starts.update(_last_lines(chunk, fragment, _MOST_CRASHES if fragment in _TRACEBACKS else 1))
                     break
                 position = chunk.find(fragment, _line_end(chunk, position))
         return starts
@@ -221,12 +222,14 @@ class _Reader:
         """With the time of the nearest line before it in the same stream, if it has none of its own."""
         if line.time_s is None:
             time_s = self._newest_time_s.get(line.stream)
-            for before in _lines_before(chunk, start, _LOOK_BACK_LINES):
+            since = line.number - self._dated_to.get(line.stream, 0)  # the rest was looked at before
+            for before in _lines_before(chunk, start, min(_LOOK_BACK_LINES, since)):
                 earlier = self._read(before)
                 if earlier.stream == line.stream and earlier.time_s is not None:
                     time_s = earlier.time_s
                     break
             line = dataclasses.replace(line, time_s=time_s)
+        self._dated_to[line.stream] = line.number
         if line.time_s is not None:
             self._newest_time_s[line.stream] = line.time_s
             self._first_time_s = line.time_s if self._first_time_s is None else self._first_time_s
@@ -336,6 +339,17 @@ def _line_start(chunk: bytes, position: int) -> int:
     """A carriage return ends a line, too: a progress bar's states are lines of their own, all with one number."""
     start = chunk.rfind(b"\n", 0, position) + 1
     return max(start, chunk.rfind(b"\r", start, position) + 1)
+
+
+def _last_lines(chunk: bytes, fragment: bytes, count: int) -> Iterator[int]:
+    """Where the last lines begin that hold a text."""
+    position = len(chunk)
+    for _ in range(count):
+        position = chunk.rfind(fragment, 0, position)
+        if position < 0:
+            return
+        position = _line_start(chunk, position)
+        yield position
 
 
 def _line_end(chunk: bytes, position: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -45,7 +46,7 @@ class _Record:
 def read_folder(folder: Path, catalogue: Catalogue) -> list[Log]:
     """The logs of a run's folder, or of any other. Raises InputError if there are none."""
     if (folder / EVENTS).is_file():
-        return list(_read_run(folder, catalogue))
+        return read_run(folder, catalogue)
     paths = sorted(path for path in folder.rglob("*") if _is_log(path))
     if not paths:
         endings = ", ".join(sorted(_ENDINGS))
@@ -55,11 +56,25 @@ def read_folder(folder: Path, catalogue: Catalogue) -> list[Log]:
     return [read_file(path, catalogue, name=str(path.relative_to(folder))) for path in paths[:_MOST_FILES]]
 
 
-def read_file(path: Path, catalogue: Catalogue, *, name: str | None = None, host: str | None = None) -> Log:
+def read_run(folder: Path, catalogue: Catalogue, *, tail_bytes: int | None = None) -> list[Log]:
+    """What a run of ours wrote in its last attempt; of each log only the end, where `tail_bytes` says so."""
+    return list(_read_run(folder, catalogue, tail_bytes))
+
+
+def read_file(
+    path: Path,
+    catalogue: Catalogue,
+    *,
+    name: str | None = None,
+    host: str | None = None,
+    tail_bytes: int | None = None,
+) -> Log:
     """One log, under this name. Raises InputError if it can't be read."""
     match = _RANK_IN_NAME.search(path.name)
     try:
         with open(path, "rb") as file:
+            if tail_bytes is not None:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - tail_bytes))
             return read_log(file.read, name or str(path), catalogue, rank=int(match[1]) if match else None, host=host)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
@@ -96,7 +111,7 @@ def _last_record(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _read_run(folder: Path, catalogue: Catalogue) -> Iterator[Log]:
+def _read_run(folder: Path, catalogue: Catalogue, tail_bytes: int | None) -> Iterator[Log]:
     record = _read_record(folder / EVENTS)
     yield _log_of_record(record, catalogue)
     for path in sorted(folder.iterdir()):
@@ -104,7 +119,8 @@ def _read_run(folder: Path, catalogue: Catalogue) -> Iterator[Log]:
         if match is None or int(match["attempt"] or 0) != record.attempt:
             continue
         rank = int(match["rank"])
-        log = read_file(path, catalogue, name=path.name, host=record.hosts.get(rank))
+        host = record.hosts.get(rank)
+        log = read_file(path, catalogue, name=path.name, host=host, tail_bytes=tail_bytes)
         yield _with_end(log, record.ended_s.get(rank))
 
 
