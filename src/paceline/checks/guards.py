@@ -1,0 +1,361 @@
+"""Which ranks run a piece of code: what its conditions say of ranks and of world sizes.
+
+A condition is understood where it compares something that is plainly a rank or a number of ranks, by where its value
+comes from or, failing that, by its name.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import re
+from collections.abc import Iterator
+from typing import Literal
+
+from paceline.checks.program import Program, Value
+from paceline.checks.source import (
+    Function,
+    Source,
+    always_leaves,
+    argument_of,
+    constant_of,
+    is_function,
+    last_word,
+)
+
+Scope = Literal["run", "host"]
+
+_RANK_VARIABLES: dict[str, Scope] = {
+    **dict.fromkeys(("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "GLOBAL_RANK"), "run"),
+    **dict.fromkeys(("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"), "host"),
+}
+_RANK_OF_HOST = re.compile(r"^_?(get_)?(node_)?(\w*local_?rank|local_process_index|gpu_?(id|idx|index|no)?)$", re.I)
+_RANK_OF_RUN = re.compile(
+    r"^_?(get_)?((global|world|ddp|dist|my|cur|current|proc|process|mpi|worker)_)?(rank|rank_id|process_index)$", re.I
+)
+_COUNT = re.compile(
+    r"^_?(get_)?((\w*_)?world_?size|n(um)?_?gpus?(_per_node)?|ngpus_per_node|gpu_num|num_processes|num_replicas|n?procs"
+    r"|device_count|num_tasks)$",
+    re.I,
+)
+_DISTRIBUTED = re.compile(
+    r"^_?(is_|use_|using_|enable_|do_|has_)?(ddp|dist|distribut(ed|ion)|multi_?(gpus?|nodes?|process(ing)?)"
+    r"|multiprocessing_distributed|initialized|dist_(avail|on|init|enabled)\w*|distributed_\w*|ddp_\w*|torchrun)$",
+    re.I,
+)
+_MAIN = re.compile(
+    r"^_?(is_|on_|am_)?(global_|world_|local_)?"
+    r"((main|master|primary|chief)(_?(process|rank|node|gpu|worker|proc))|rank_?(zero|0)|(process_|global_|local_)zero)$"
+    r"|^_?(is|on|am)_(main|master|primary|chief|rank_?(zero|0)|global_zero|local_zero|world_process_zero)$"
+    r"|^(should|is|do)_(save|saver|log)(_\w+)?$",
+    re.I,
+)
+_MAIN_DECORATOR = re.compile(r"(rank_?zero|rank_?0|(main|master|primary)(_?process)?)(_(only|first))?$", re.I)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Who:
+    """The ranks that pass a condition."""
+
+    kind: Literal["one", "others", "single", "many"]
+    """One rank; all but that one; all ranks, but only in a run of one process (or nobody ever); all, in any other."""
+    scope: Scope = "run"
+    """Of the whole run, or of each host."""
+    is_sure: bool = True
+    """The condition says so, and not only its name."""
+    where: Value | None = None
+    """What is compared or called there."""
+
+
+_OPPOSITE: dict[str, Literal["one", "others", "single", "many"]] = {
+    "one": "others",
+    "others": "one",
+    "single": "many",
+    "many": "single",
+}
+
+
+class Guards:
+    """Answers for one program."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._asked: set[ast.AST] = set()
+        self._known: dict[tuple[ast.AST, bool], Who | None] = {}
+        self._scopes: dict[ast.AST, Scope | None] = {}
+
+    # Ranks and counts
+
+    def rank_scope(self, source: Source, expression: ast.expr) -> Scope | None:
+        """Whether this is the rank in the whole run, the one on its host, or neither."""
+        if expression not in self._scopes:
+            self._scopes[expression] = None  # while it is asked: a value may be made from itself
+            self._scopes[expression] = self._find_rank_scope(source, expression)
+        return self._scopes[expression]
+
+    def _find_rank_scope(self, source: Source, expression: ast.expr) -> Scope | None:
+        if isinstance(expression, ast.Name) and (source.function_of(expression), expression.id) in source.counters:
+            return None
+        origins = self.program.origins(source, expression)
+        found = [self._rank_scope_of(*origin) for origin in origins]
+        is_index = any(self.program.is_index(*value) for value in (Value(source, expression), *origins))
+        if is_index or "host" in found:
+            return "host"
+        if "run" in found:
+            return "run"
+        word = last_word(expression)
+        if isinstance(expression, ast.Name | ast.Attribute | ast.Call) and word:
+            if _RANK_OF_HOST.match(word):
+                return "host"
+            if _RANK_OF_RUN.match(word) and "group" not in word:
+                return "run"
+        return None
+
+    def is_local_rank(self, source: Source, expression: ast.expr) -> bool:
+        """It comes from the environment as the rank on the host."""
+        return "host" in {self._rank_scope_of(*origin) for origin in self.program.origins(source, expression)}
+
+    def is_surely_rank_of_run(self, source: Source, expression: ast.expr) -> bool:
+        """Not only by its name, and nowhere given by what isn't known."""
+        origins = self.program.origins(source, expression)
+        scopes = {self._rank_scope_of(*origin) for origin in origins}
+        return "run" in scopes and "host" not in scopes and not any(isinstance(node, ast.Name) for _, node in origins)
+
+    def _rank_scope_of(self, source: Source, node: ast.expr) -> Scope | None:
+        """By what an expression does, not by what it is called."""
+        if isinstance(node, ast.Call):
+            name = source.resolve(node.func)
+            if name in ("int", "str") and node.args:
+                return self.rank_scope(source, node.args[0])
+            variable = environment_variable(source, node)
+            if variable is not None:
+                return _RANK_VARIABLES.get(variable)
+            if name in ("torch.distributed.get_rank", "horovod.torch.rank") and not node.args and not node.keywords:
+                return "run"
+            if name in ("torch.distributed.get_node_local_rank", "horovod.torch.local_rank"):
+                return "host"
+        elif isinstance(node, ast.Subscript):
+            return _RANK_VARIABLES.get(environment_variable(source, node) or "")
+        elif isinstance(node, ast.BinOp):
+            sides = [self.rank_scope(source, side) for side in (node.left, node.right)]
+            if isinstance(node.op, ast.Mod):
+                return "host" if sides[0] else None
+            if isinstance(node.op, ast.Add) and any(isinstance(side, ast.BinOp) for side in (node.left, node.right)):
+                return "run" if any(sides) else None  # node * gpus_per_node + gpu
+        return None
+
+    def is_count(self, source: Source, expression: ast.expr) -> bool:
+        """Whether this is the number of ranks, or of GPUs."""
+        if isinstance(expression, ast.Call) and source.resolve(expression.func) == "int" and expression.args:
+            expression = expression.args[0]
+        if environment_variable(source, expression) in ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"):
+            return True
+        return bool(_COUNT.match(last_word(expression)))
+
+    # Conditions
+
+    def who(self, source: Source, test: ast.expr, *, truth: bool = True) -> Who | None:
+        """Who goes on where this condition is true, or where it is false."""
+        key = (test, truth)
+        if key not in self._known:
+            if test in self._asked:
+                return None
+            self._asked.add(test)
+            self._known[key] = self._who(source, test, truth)
+            self._asked.discard(test)
+        return self._known[key]
+
+    def _who(self, source: Source, test: ast.expr, truth: bool) -> Who | None:
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            return self.who(source, test.operand, truth=not truth)
+        if isinstance(test, ast.BoolOp):
+            parts = [self.who(source, part, truth=truth) for part in test.values]
+            return _all_of(parts) if isinstance(test.op, ast.And) is truth else _any_of(parts)
+        found = self._who_compares(source, test) if isinstance(test, ast.Compare) else self._who_is(source, test)
+        return found if truth or found is None else dataclasses.replace(found, kind=_OPPOSITE[found.kind])
+
+    def _who_compares(self, source: Source, test: ast.Compare) -> Who | None:
+        if len(test.ops) != 1:
+            return None
+        left, operator, right = test.left, test.ops[0], test.comparators[0]
+        if isinstance(operator, ast.In | ast.NotIn) and isinstance(constant_of(left), str):
+            is_there = isinstance(operator, ast.In)
+            if source.resolve(right) == "os.environ" and constant_of(left) in (*_RANK_VARIABLES, "WORLD_SIZE"):
+                return Who(kind="many" if is_there else "single")
+            return None
+        if constant_of(left) is not None:
+            left, right = right, left
+        if isinstance(operator, ast.Is | ast.IsNot):
+            return self._who_is_none(source, left, is_none=isinstance(operator, ast.Is))
+        scope = self.rank_scope(source, left)
+        if scope is not None:
+            kind = self._compared_rank(source, operator, right)
+            return Who(kind=kind, scope=scope, where=Value(source, left)) if kind else None
+        if last_word(left).lower().endswith("rank") and isinstance(operator, ast.Eq):
+            return Who(kind="one", is_sure=False)  # of a group, as in tensor parallel training
+        number = constant_of(right)
+        if self.is_count(source, left) and number in (0, 1, 2):
+            is_one = isinstance(operator, ast.Eq | ast.LtE | ast.Lt)
+            return Who(kind="single" if is_one else "many")
+        return None
+
+    def _compared_rank(
+        self, source: Source, operator: ast.cmpop, right: ast.expr
+    ) -> Literal["one", "others", "single", "many"] | None:
+        if isinstance(operator, ast.In | ast.NotIn):
+            values = [constant_of(part) for part in getattr(right, "elts", [])]
+            is_first = bool(values) and set(values) <= {-1, 0, None} and 0 in values
+            return None if not is_first else "one" if isinstance(operator, ast.In) else "others"
+        number = constant_of(right)
+        if number is None:
+            numbers = [constant_of(node) for _, node in self.program.origins(source, right)]
+            number = numbers[0] if numbers else None
+        if number == -1 or (number == 0 and isinstance(operator, ast.Lt | ast.GtE)):
+            return "single" if isinstance(operator, ast.Eq | ast.Lt | ast.LtE) else "many"
+        if isinstance(operator, ast.Eq) or (number, type(operator)) in ((1, ast.Lt), (0, ast.LtE)):
+            return "one"
+        is_other = isinstance(operator, ast.NotEq) or (number, type(operator)) in ((0, ast.Gt), (1, ast.GtE))
+        return "others" if is_other else None
+
+    def _who_is_none(self, source: Source, name: ast.expr, *, is_none: bool) -> Who | None:
+        if self.rank_scope(source, name) is not None:
+            return Who(kind="single" if is_none else "many")
+        if all(_is_none(node) for _, node in self.program.origins(source, name)):
+            return Who(kind="many" if is_none else "single")
+        who = self._who_has(source, name)
+        return who if who is None or not is_none else dataclasses.replace(who, kind=_OPPOSITE[who.kind])
+
+    def _who_has(self, source: Source, name: ast.expr, depth: int = 4) -> Who | None:
+        """Who has a value in a name that is None elsewhere, as a log writer that only rank 0 makes."""
+        if not isinstance(name, ast.Name) or not depth:
+            return None
+        found: list[Who | None] = []
+        for home, value in self.program.first_origins(source, name):
+            if isinstance(value, ast.IfExp):
+                found.append(self.who(home, value.test, truth=not _is_none(value.body)))
+            elif isinstance(value, ast.Name):
+                found.append(self._who_has(home, value, depth - 1))
+            elif not _is_none(value):
+                found.append(self.own_guard(home, value))
+        who = _any_of(found)
+        return who and dataclasses.replace(who, is_sure=False)
+
+    def _who_is(self, source: Source, test: ast.expr) -> Who | None:
+        """Of a name, an attribute or a call."""
+        if isinstance(test, ast.Call | ast.Name | ast.Attribute):
+            others = [origin for origin in self.program.origins(source, test) if origin.node is not test]
+            whos = [who for origin in others if (who := self.who(origin.source, origin.node)) is not None]
+            if whos:
+                found = min(whos, key=lambda who: who.scope == "host")
+                # What is called is found where it is called, a variable where it is made.
+                return dataclasses.replace(found, where=Value(source, test)) if isinstance(test, ast.Call) else found
+        word = last_word(test)
+        if not word:
+            return None
+        scope = self.rank_scope(source, test)
+        if scope is not None and "rank" in word.lower():
+            return Who(kind="others", scope=scope, where=Value(source, test))  # `if rank:`
+        if _MAIN.match(word):
+            is_sure = not word.lower().startswith(("should", "do", "is_save", "is_log"))
+            scope = "host" if "local" in word.lower() else "run"
+            return Who(kind="one", scope=scope, is_sure=is_sure, where=Value(source, test))
+        if _DISTRIBUTED.match(word):
+            return Who(kind="many")
+        return self._who_has(source, test)
+
+    # Places
+
+    def conditions(self, source: Source, node: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
+        """The conditions under which a node runs, inside its function: each with the value that it must have."""
+        child = node
+        for parent in source.ancestors(node):
+            if isinstance(parent, ast.If | ast.IfExp | ast.While):
+                if child is not parent.test:
+                    body = parent.body if isinstance(parent.body, list) else [parent.body]
+                    yield parent.test, child in body
+            elif isinstance(parent, ast.BoolOp) and child in parent.values:
+                earlier = parent.values[: parent.values.index(child)]  # type: ignore[arg-type]
+                yield from ((part, isinstance(parent.op, ast.And)) for part in earlier)
+            yield from _left_before(source, child)
+            if is_function(parent) or isinstance(parent, ast.Lambda):
+                return
+            child = parent
+
+    def own_guard(self, source: Source, node: ast.AST) -> Who | None:
+        """Who runs a node, by the conditions inside its function."""
+        return _all_of([self.who(source, test, truth=truth) for test, truth in self.conditions(source, node)])
+
+    def guard(self, source: Source, node: ast.AST, depth: int = 4) -> Who | None:
+        """Who runs a node, by its own conditions, or by those of all the places that call its function."""
+        own = self.own_guard(source, node)
+        if own is not None and own.kind != "many":
+            return own
+        function = source.function_of(node)
+        if function is None or not depth:
+            return own
+        if any(_MAIN_DECORATOR.search(last_word(one)) for one in function.decorator_list):
+            return Who(kind="one")
+        sites = self.program.sites_of(function)
+        outside = [site for site in sites if site.source.function_of(site.call) is not function]
+        found = [self.guard(site.source, site.call, depth - 1) for site in outside]
+        return _any_of(found) if found and all(who and who.kind != "many" for who in found) else own
+
+    def is_called(self, source: Source, node: ast.AST) -> bool:
+        """Whether it is known who calls the function around a node; code outside of functions counts as called."""
+        function: Function | None = source.function_of(node)
+        return function is None or bool(self.program.sites_of(function))
+
+
+@functools.lru_cache(maxsize=1)
+def guards_of(program: Program) -> Guards:
+    """One for all rules, as they ask the same questions."""
+    return Guards(program)
+
+
+def environment_variable(source: Source, expression: ast.expr) -> str | None:
+    """`RANK` of `os.environ["RANK"]`, of `os.environ.get("RANK", 0)` and of `os.getenv("RANK")`."""
+    if isinstance(expression, ast.Subscript) and source.resolve(expression.value) == "os.environ":
+        name = constant_of(expression.slice)
+    elif isinstance(expression, ast.Call) and source.resolve(expression.func) in ("os.environ.get", "os.getenv"):
+        name = constant_of(argument_of(expression, "key", 0))
+    else:
+        return None
+    return name if isinstance(name, str) else None
+
+
+def _left_before(source: Source, node: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
+    """The conditions that other ranks left this block by, above this statement."""
+    block = source.block_of(node)
+    for statement in block[: block.index(node)] if block and isinstance(node, ast.stmt) else []:
+        if isinstance(statement, ast.If) and always_leaves(source, statement.body):
+            yield statement.test, False
+        elif isinstance(statement, ast.Assert) or (
+            isinstance(statement, ast.If) and always_leaves(source, statement.orelse)
+        ):
+            yield statement.test, True
+
+
+def _all_of(parts: list[Who | None]) -> Who | None:
+    """Who passes all conditions: the one that says most."""
+    found = [part for part in parts if part is not None]
+    order = ("one", "single", "others", "many")
+    return min(found, key=lambda who: (order.index(who.kind), not who.is_sure, who.scope == "host"), default=None)
+
+
+def _any_of(parts: list[Who | None]) -> Who | None:
+    """Who passes one of several conditions; a run of one process is left out, as it is not what is asked about."""
+    several = [part for part in parts if part is None or part.kind != "single"]
+    if not several:
+        return parts[0] if parts else None
+    ones = [part for part in several if part is not None and part.kind == "one"]
+    if ones:
+        widest = next((one for one in ones if one.scope == "host"), ones[0])
+        is_sure = len(ones) == len(several) and all(one.is_sure for one in ones)
+        return dataclasses.replace(widest, is_sure=is_sure)
+    kinds = {part.kind if part is not None else None for part in several}
+    return several[0] if len(kinds) == 1 else None
+
+
+def _is_none(expression: ast.expr) -> bool:
+    return isinstance(expression, ast.Constant) and expression.value is None

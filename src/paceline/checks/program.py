@@ -1,0 +1,349 @@
+"""All files of a script together: what is defined where, who calls whom, and where a value comes from.
+
+Everything is found by names; nothing is executed. Where a name may mean several things, all of them are given.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from paceline.checks.reach import find_live
+from paceline.checks.source import (
+    Assignment,
+    Definition,
+    Function,
+    Source,
+    argument_of,
+    constant_of,
+    is_definition,
+    is_function,
+    parameters_of,
+)
+
+MAX_DEPTH = 6
+"""How many assignments and calls a value is followed back through."""
+
+# An object's method of one of these names is most often not the script's own.
+_COMMON_METHODS = {
+    *(name for kind in (dict, list, set, str, bytes) for name in dir(kind)),
+    *("step", "backward", "zero_grad", "state_dict", "load_state_dict", "to", "cuda", "cpu", "train", "eval", "item"),
+    *("parameters", "forward", "close", "write", "read", "open", "mean", "sum", "reduce", "start", "run", "log", "put"),
+}
+
+
+class Value(NamedTuple):
+    """An expression, and the file it stands in."""
+
+    source: Source
+    node: ast.expr
+
+
+class Owned(NamedTuple):
+    """A function, and the file it stands in."""
+
+    source: Source
+    function: Function
+
+
+class Site(NamedTuple):
+    """A place where a function is called."""
+
+    source: Source
+    call: ast.Call
+    given: dict[str, ast.expr]
+    """What is passed, by parameter."""
+
+
+class Program:
+    """The script and its modules."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        """`sources`: the script first."""
+        self.sources = tuple(sources)
+        self.main = self.sources[0]
+        self.modules = {source.module: source for source in self.sources}
+        self.defined: dict[str, tuple[Source, Definition]] = {}
+        """By dotted name: functions and classes of modules, methods of classes."""
+        for source in self.sources:
+            source.program = self
+            for node in source.nodes:
+                if is_definition(node):
+                    self.defined.setdefault(_dotted(source, node), (source, node))
+        self._known_origins: dict[ast.expr, list[Value]] = {}
+        self._known_functions: dict[ast.Call, Owned | None] = {}
+        find_live(self.sources)
+
+    def follow(self, dotted: str) -> str:
+        """A name that a module of the project has only imported itself, as that module knows it."""
+        for _ in range(MAX_DEPTH):
+            module, _, name = dotted.rpartition(".")
+            source = self.modules.get(module)
+            if source is None or name not in source.names or dotted in self.modules:
+                break
+            dotted = source.names[name]
+        return dotted
+
+    @functools.cached_property
+    def dotted_names(self) -> set[str]:
+        """Every dotted name that live code uses, imports resolved."""
+        found: set[str] = set()
+        for source in self.sources:
+            for node in source.nodes:
+                if isinstance(node, ast.Attribute | ast.Name) and node in source.live:
+                    found.add(source.resolve(node))
+        return found
+
+    # Definitions and calls
+
+    def find_definition(self, source: Source, name: ast.expr) -> tuple[Source, Definition] | None:
+        """The function or class of the project that a name stands for."""
+        dotted = source.resolve(name)
+        if not dotted:
+            return None
+        if dotted in self.defined:
+            return self.defined[dotted]
+        if isinstance(name, ast.Name) and name.id not in source.names:
+            if (own := self.defined.get(f"{source.module}.{name.id}")) is not None:
+                return own
+            inner = next((node for node in source.nodes if is_function(node) and node.name == name.id), None)
+            if inner is not None and not isinstance(source.parents[inner], ast.ClassDef):
+                return source, inner
+            stars = (self.defined.get(f"{star}.{name.id}") for star in source.stars)
+            return next(filter(None, stars), None)
+        return None
+
+    def find_function(self, source: Source, call: ast.Call) -> Owned | None:
+        """The function of the project that a call runs; of a class, its `__init__`."""
+        if call not in self._known_functions:
+            self._known_functions[call] = self._find_function(source, call)
+        return self._known_functions[call]
+
+    def _find_function(self, source: Source, call: ast.Call) -> Owned | None:
+        found = self.find_definition(source, call.func)
+        if found is not None:
+            owner, node = found
+            return self._method(owner, node, "__init__") if isinstance(node, ast.ClassDef) else Owned(owner, node)
+        if not isinstance(call.func, ast.Attribute):
+            return None
+        if isinstance(call.func.value, ast.Name) and call.func.value.id in ("self", "cls"):
+            around = source.class_of(call)
+            return self._method(source, around, call.func.attr) if around else None
+        if isinstance(call.func.value, ast.Name) and call.func.value.id in source.names:
+            return None  # a module that is not the project's
+        methods = self._methods_by_name.get(call.func.attr, [])
+        return methods[0] if len(methods) == 1 and call.func.attr not in _COMMON_METHODS else None
+
+    def _method(self, source: Source, around: ast.ClassDef | None, name: str, depth: int = MAX_DEPTH) -> Owned | None:
+        """A method of a class or of those it is derived from."""
+        if around is None or not depth:
+            return None
+        own = next((node for node in around.body if is_function(node) and node.name == name), None)
+        if own is not None:
+            return Owned(source, own)
+        for base in around.bases:
+            found = self.find_definition(source, base)
+            if found is not None and isinstance(found[1], ast.ClassDef):
+                return self._method(found[0], found[1], name, depth - 1)
+        return None
+
+    @functools.cached_property
+    def _methods_by_name(self) -> dict[str, list[Owned]]:
+        found: dict[str, list[Owned]] = {}
+        for source in self.sources:
+            for node in source.nodes:
+                if is_function(node) and isinstance(source.parents.get(node), ast.ClassDef):
+                    found.setdefault(node.name, []).append(Owned(source, node))
+        return found
+
+    @functools.cached_property
+    def _sites(self) -> dict[Function, list[Site]]:
+        found: dict[Function, list[Site]] = {}
+        for source in self.sources:
+            for call in source.find(ast.Call):
+                owned = self.find_function(source, call)
+                if owned is not None:
+                    given = _bind(owned, call.args, call.keywords)
+                    found.setdefault(owned.function, []).append(Site(source, call, given))
+                for target, arguments in _handed_over(source, call):
+                    spawned = self.find_definition(source, target)
+                    if spawned is not None and is_function(spawned[1]):
+                        given = _bind(Owned(spawned[0], spawned[1]), arguments, [])
+                        found.setdefault(spawned[1], []).append(Site(source, call, given))
+        return found
+
+    @functools.cached_property
+    def spawned(self) -> set[Function]:
+        """The functions that are given the index of their process first."""
+        found: set[Function] = set()
+        for source in self.sources:
+            for call in source.find(ast.Call):
+                for target, arguments in _handed_over(source, call):
+                    definition = self.find_definition(source, target)
+                    if definition is not None and is_function(definition[1]) and arguments[:1] == [None]:
+                        found.add(definition[1])
+        return found
+
+    def sites_of(self, function: Function) -> list[Site]:
+        """The live places that call a function, as far as they are known."""
+        return self._sites.get(function, [])
+
+    # Values
+
+    @functools.cached_property
+    def _attributes(self) -> dict[str, list[tuple[Source, ast.expr, Assignment]]]:
+        found: dict[str, list[tuple[Source, ast.expr, Assignment]]] = {}
+        for source in self.sources:
+            for target, assignment in source.all_assignments:
+                if isinstance(target, ast.Attribute):
+                    found.setdefault(target.attr, []).append((source, target, assignment))
+        return found
+
+    @functools.cached_property
+    def arguments(self) -> dict[str, list[tuple[Source, ast.Call]]]:
+        """The calls of `add_argument`, by the attribute that they fill."""
+        found: dict[str, list[tuple[Source, ast.Call]]] = {}
+        for source in self.sources:
+            for call in source.find(ast.Call):
+                if isinstance(call.func, ast.Attribute) and call.func.attr in ("add_argument", "add"):
+                    flags = [flag for given in call.args if isinstance(flag := constant_of(given), str)]
+                    longest = next((flag for flag in flags if flag.startswith("--")), flags[0] if flags else "")
+                    name = constant_of(argument_of(call, "dest")) or longest.lstrip("-").replace("-", "_")
+                    found.setdefault(str(name), []).append((source, call))
+        return found
+
+    def origins(self, source: Source, expression: ast.expr) -> list[Value]:
+        """Where a value may come from: the expressions that it is first given by, itself where nothing is seen to."""
+        if expression not in self._known_origins:
+            self._known_origins[expression] = list(self._origins(Value(source, expression), MAX_DEPTH, set()))
+        return self._known_origins[expression]
+
+    def is_index(self, source: Source, node: ast.expr) -> bool:
+        """Whether this name counts processes: in a loop over a range, or as what `spawn` gives to each of them."""
+        function = source.function_of(node)
+        if not isinstance(node, ast.Name):
+            return False
+        is_given = function in self.spawned and parameters_of(function)[:1] == [node.id]
+        return is_given or (function, node.id) in source.counters
+
+    def first_origins(self, source: Source, node: ast.Name | ast.Attribute) -> list[Value]:
+        """One step back: what a name or an attribute is given, wherever that is seen."""
+        if isinstance(node, ast.Name):
+            return list(self._origins_of_name(source, node))
+        return list(self._origins_of_attribute(source, node))
+
+    def _origins(self, value: Value, depth: int, seen: set[ast.AST]) -> Iterator[Value]:
+        source, node = value
+        if node in seen or depth < 0:
+            return
+        seen.add(node)
+        steps: list[Value] = []
+        if isinstance(node, ast.IfExp):
+            steps = [Value(source, node.body), Value(source, node.orelse)]
+        elif isinstance(node, ast.BoolOp):
+            steps = [Value(source, part) for part in node.values]
+        elif isinstance(node, ast.NamedExpr):
+            steps = [Value(source, node.value)]
+        elif isinstance(node, ast.Name | ast.Attribute):
+            steps = self.first_origins(source, node)
+        elif isinstance(node, ast.Call):
+            owned = self.find_function(source, node)
+            if owned is not None and owned.function.name != "__init__":
+                steps = self.returns_of(owned)
+        if not steps:
+            yield value
+        for step in steps:
+            yield from self._origins(step, depth - 1, seen)
+
+    def returns_of(self, owned: Owned) -> list[Value]:
+        """What a function returns."""
+        returned = [node for node in ast.walk(owned.function) if isinstance(node, ast.Return)]
+        own = [node.value for node in returned if owned.source.function_of(node) is owned.function]
+        return [Value(owned.source, value) for value in own if value is not None]
+
+    def _origins_of_name(self, source: Source, node: ast.Name) -> Iterator[Value]:
+        scope: Function | None = source.function_of(node)
+        while True:
+            assigned = source.assigned.get((scope, node.id), [])
+            for assignment in assigned:
+                yield from self._pick(source, assignment)
+            is_parameter = scope is not None and node.id in parameters_of(scope)
+            if scope is not None and is_parameter:
+                yield from self.given(source, scope, node.id)
+            if assigned or is_parameter or scope is None:
+                break
+            scope = source.function_of(scope)
+        module, _, name = source.names.get(node.id, "").rpartition(".")
+        home = self.modules.get(module)
+        if home is not None:
+            for assignment in home.assigned.get((None, name), []):
+                yield from self._pick(home, assignment)
+
+    def given(self, source: Source, function: Function, name: str) -> Iterator[Value]:
+        """What a parameter is given: its default, and what the known callers pass."""
+        arguments = function.args
+        positional = [*arguments.posonlyargs, *arguments.args]
+        pairs: list[tuple[ast.arg, ast.expr | None]] = [
+            *zip(reversed(positional), reversed(arguments.defaults), strict=False),
+            *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
+        ]
+        yield from (Value(source, default) for parameter, default in pairs if parameter.arg == name and default)
+        for site in self.sites_of(function):
+            if name in site.given:
+                yield Value(site.source, site.given[name])
+
+    def _origins_of_attribute(self, source: Source, node: ast.Attribute) -> Iterator[Value]:
+        if node.attr == "module":
+            return  # what is inside a wrapper is not what it was made from
+        is_own = isinstance(node.value, ast.Name) and node.value.id == "self"
+        around = source.class_of(node)
+        for home, target, assignment in self._attributes.get(node.attr, []):
+            if not is_own or (home is source and home.class_of(target) is around):
+                yield from self._pick(home, assignment)
+        if not is_own:
+            for home, call in self.arguments.get(node.attr, []):
+                default = argument_of(call, "default")
+                if default is not None:
+                    yield Value(home, default)
+
+    def _pick(self, source: Source, assignment: Assignment) -> Iterator[Value]:
+        """The value of an assignment, or the part of it that the name is given."""
+        if assignment.index is None:
+            yield Value(source, assignment.value)
+        elif isinstance(assignment.value, ast.Call):
+            owned = self.find_function(source, assignment.value)
+            for home, returned in self.returns_of(owned) if owned else []:
+                if isinstance(returned, ast.Tuple) and len(returned.elts) > assignment.index:
+                    yield Value(home, returned.elts[assignment.index])
+
+
+def _dotted(source: Source, node: Definition) -> str:
+    around = [parent.name for parent in source.ancestors(node) if is_definition(parent)]
+    return ".".join([source.module, *reversed(around), node.name])
+
+
+def _bind(owned: Owned, arguments: Sequence[ast.expr | None], keywords: Sequence[ast.keyword]) -> dict[str, ast.expr]:
+    """What each parameter is given; a method's first one is its object."""
+    names = parameters_of(owned.function)
+    if isinstance(owned.source.parents.get(owned.function), ast.ClassDef):
+        is_static = any(owned.source.resolve(one) == "staticmethod" for one in owned.function.decorator_list)
+        names = names if is_static else names[1:]
+    given = {name: value for name, value in zip(names, arguments, strict=False) if value is not None}
+    return {**given, **{keyword.arg: keyword.value for keyword in keywords if keyword.arg in names and keyword.arg}}
+
+
+def _handed_over(source: Source, call: ast.Call) -> Iterator[tuple[ast.expr, list[ast.expr | None]]]:
+    """Functions that a call runs in other processes, with what they are given there (None: the process's index)."""
+    name = source.resolve(call.func)
+    arguments = argument_of(call, "args", 1)
+    parts: list[ast.expr | None] = [*arguments.elts] if isinstance(arguments, ast.Tuple) else []
+    if name.endswith((".spawn", ".start_processes")) or name == "spawn":
+        target = argument_of(call, "fn", 0)
+        if target is not None:
+            yield target, [None, *parts]
+    elif name.endswith(("Process", "Thread")):
+        target, arguments = argument_of(call, "target"), argument_of(call, "args")
+        if target is not None:
+            yield target, [*arguments.elts] if isinstance(arguments, ast.Tuple) else []

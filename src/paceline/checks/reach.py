@@ -1,0 +1,93 @@
+"""Which code of a script can be reached from its start: by name, and rather too much than too little."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Sequence
+
+from paceline.checks.source import Definition, Source, is_definition
+
+_NEVER = {"TYPE_CHECKING", "typing.TYPE_CHECKING", "sys.platform == 'win32'", "os.name == 'nt'"}
+
+
+@dataclasses.dataclass
+class _Unit:
+    """A module's or a definition's own code, without that of the definitions inside it."""
+
+    source: Source
+    definition: Definition | None
+    outer: _Unit | None
+    nodes: list[ast.AST] = dataclasses.field(default_factory=list[ast.AST])
+    mentions: set[str] = dataclasses.field(default_factory=set[str])
+    is_live: bool = False
+
+
+def find_live(sources: Sequence[Source]) -> None:
+    """Fills `live` of each source. `sources`: the script first; only its own `__main__` block runs."""
+    units = [unit for index, source in enumerate(sources) for unit in _split(source, is_main=index == 0)]
+    mentioned: set[str] = set()
+    waiting = units
+    while True:
+        found = [unit for unit in waiting if _is_reached(unit, mentioned)]
+        if not found:
+            break
+        for unit in found:
+            unit.is_live = True
+            mentioned |= unit.mentions
+            unit.source.live.update(unit.nodes)
+        waiting = [unit for unit in waiting if not unit.is_live]
+
+
+def _split(source: Source, *, is_main: bool) -> list[_Unit]:
+    top = _Unit(source, None, None)
+    units = [top]
+    unit_of: dict[ast.AST, _Unit | None] = {source.tree: top}
+    for node in source.nodes:
+        outer = unit_of[node] if node is source.tree else unit_of[source.parents[node]]
+        parent = source.parents.get(node)
+        if outer is not None and isinstance(parent, ast.If) and node in parent.body and _is_dead(parent.test, is_main):
+            outer = None
+        if outer is None:
+            unit_of[node] = None
+            continue
+        # Decorators and bases run where the definition stands, but say nothing without it.
+        unit = outer
+        if is_definition(node):
+            unit = _Unit(source, node, outer)
+            units.append(unit)
+        unit_of[node] = unit
+        unit.nodes.append(node)
+        unit.mentions |= _mentions(source, node)
+    return units
+
+
+def _is_dead(test: ast.expr, is_main: bool) -> bool:
+    """A block for the type checker, for Windows, or for a module that is started instead of imported."""
+    text = ast.unparse(test)
+    return text in _NEVER or (not is_main and text == "__name__ == '__main__'")
+
+
+def _mentions(source: Source, node: ast.AST) -> set[str]:
+    if isinstance(node, ast.Name):
+        return {node.id, source.names.get(node.id, "").rpartition(".")[2]}
+    if isinstance(node, ast.Attribute):
+        return {node.attr}
+    if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+        return {node.value}  # getattr(trainer, "fit")
+    return set()
+
+
+def _is_reached(unit: _Unit, mentioned: set[str]) -> bool:
+    definition, outer = unit.definition, unit.outer
+    if definition is None or outer is None:
+        return True
+    if not outer.is_live:
+        return False
+    if definition.name in mentioned or definition.decorator_list:
+        return True
+    around = outer.definition
+    if not isinstance(around, ast.ClassDef):
+        return False
+    # What a class inherits from elsewhere may call any of its methods.
+    return definition.name.startswith("__") or bool(around.bases)

@@ -1,0 +1,263 @@
+"""How the data is divided among the ranks."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from paceline.checks.findings import Finding, check
+from paceline.checks.guards import guards_of
+from paceline.checks.source import Loop, Source, argument_of, constant_of, is_function, last_word
+from paceline.checks.training import count_text, is_loader, is_one_process_only, is_sampler, training_of
+
+_EVALUATION = re.compile(r"(^|[_\W])(val|valid|validation|eval|evaluation|test|dev|query|gallery)(_|\d|\W|$)", re.I)
+_TRAINING = re.compile(r"(^|_)train(ing)?(_|\d|$)|^train", re.I)
+_SHARDS = re.compile(r"shard|split_(dataset_)?by_(node|rank)|webdataset|wds\.|partition|scatter|IterableDataset", re.I)
+_OWN_DIVISION = {"accelerate", "lightning", "deepspeed", "transformers", "paceline", "other"}
+"""Frameworks that may divide the data themselves."""
+
+
+def _names_around(source: Source, call: ast.Call) -> str:
+    """What a loader or a sampler is called, what it is made of, and the function that makes it: as words."""
+    statement = source.statement_of(call)
+    targets = [ast.unparse(target) for target, one in source.all_assignments if one.statement is statement]
+    dataset = argument_of(call, "dataset", 0)
+    given = [ast.unparse(dataset)] if dataset is not None else []
+    parent = source.parents.get(call)
+    key = [parent.arg] if isinstance(parent, ast.keyword) and parent.arg and parent.arg != "sampler" else []
+    function = source.function_of(call)
+    return " ".join([*targets, *given, *key, function.name if function is not None else ""])
+
+
+def _datasets_passed(source: Source, call: ast.Call) -> str:
+    """What callers pass as the dataset, where it is a parameter."""
+    dataset, function = argument_of(call, "dataset", 0), source.function_of(call)
+    if not isinstance(dataset, ast.Name) or function is None:
+        return ""
+    sites = source.program.sites_of(function)
+    return " ".join(ast.unparse(site.given[dataset.id]) for site in sites if dataset.id in site.given)
+
+
+def _epoch_loop(source: Source) -> tuple[Source, Loop] | None:
+    """The first loop over epochs, in this file if there is one."""
+    for home in (source, *source.program.sources):
+        for loop in home.find(ast.For, ast.While):
+            head = f"{ast.unparse(loop.target)} {ast.unparse(loop.iter)}" if isinstance(loop, ast.For) else ""
+            if "epoch" in (head or ast.unparse(loop.test if isinstance(loop, ast.While) else loop)).lower():
+                return home, loop
+    return None
+
+
+@check("missing-set-epoch")
+def find_missing_set_epoch(source: Source) -> Iterator[Finding]:
+    """A DistributedSampler is told the epoch.
+
+    What it looks at
+        Each DistributedSampler that shuffles, in a script with a loop over epochs in which nothing calls `set_epoch`.
+
+    Why it matters
+        The order is drawn from the seed and the epoch. If the epoch stays 0, every epoch has the same order, and each
+        rank sees the same part of the data for ever.
+
+    How to mend it
+        Call `set_epoch` at the beginning of each epoch.
+    """
+    training = training_of(source.program)
+    loop = _epoch_loop(source)
+    if loop is None or training.frameworks & (_OWN_DIVISION - {"deepspeed", "other"}):
+        return
+    calls = (call for home in source.program.sources for call in home.find(ast.Attribute))
+    if any(attribute.attr == "set_epoch" for attribute in calls):
+        return
+    for call in source.find(ast.Call):
+        if not is_sampler(source.resolve(call.func)) or constant_of(argument_of(call, "shuffle", 3)) is False:
+            continue
+        names = _names_around(source, call)
+        if _EVALUATION.search(names) and not _TRAINING.search(names):
+            continue
+        home, head = loop
+        epoch = ast.unparse(head.target) if isinstance(head, ast.For) else "epoch"
+        text = "the sampler is never told the epoch, so that every epoch has the same order"
+        remedy = f"{_sampler_name(source, call)}.set_epoch({epoch})  # first in the loop of {home.at(head)}"
+        yield source.finding("missing-set-epoch", "warning", call, text, remedy)
+
+
+def _sampler_name(source: Source, call: ast.Call) -> str:
+    """How the sampler can be named in the loop."""
+    statement = source.statement_of(call)
+    target = next((target for target, one in source.all_assignments if one.statement is statement), None)
+    if target is None:
+        return "loader.sampler"
+    value = getattr(statement, "value", None)
+    is_whole = value is call or isinstance(value, ast.IfExp)
+    return ast.unparse(target) if is_whole else f"{ast.unparse(target)}.sampler"
+
+
+@check("unsharded-training-data")
+def find_unsharded_training_data(source: Source) -> Iterator[Finding]:
+    """Each rank trains on its own part of the data.
+
+    What it looks at
+        The DataLoader of the training data, in scripts that train with DistributedDataParallel, fully sharded, or with
+        Horovod: it should have a sampler, or a dataset that divides itself.
+
+    Why it matters
+        Without one, every rank goes through all of the data: an epoch takes as long as on one GPU.
+
+    How to mend it
+        Give the loader a DistributedSampler, in place of `shuffle=True`.
+    """
+    training = training_of(source.program)
+    if not (training.wrappers or "horovod" in training.frameworks) or training.frameworks & _OWN_DIVISION:
+        return
+    for call in source.find(ast.Call):
+        if not is_loader(source.resolve(call.func)) or _chooses_samples(source, call):
+            continue
+        names, passed = _names_around(source, call), _datasets_passed(source, call)
+        is_shuffled = constant_of(argument_of(call, "shuffle", 2)) is True
+        if _EVALUATION.search(names) or not (_TRAINING.search(f"{names} {passed}") or is_shuffled):
+            continue
+        who = guards_of(source.program).guard(source, call)
+        if is_one_process_only(source, call) or (who and who.kind == "one") or _divides_itself(source, call):
+            continue
+        text = "every rank goes through all of the training data"
+        yield source.finding("unsharded-training-data", "warning", call, text, _with_sampler(source, call))
+
+
+def _chooses_samples(source: Source, call: ast.Call) -> bool:
+    """It is given a sampler, or what cannot be seen from here; or it is one of several made for the same name."""
+    if any(keyword.arg is None or keyword.arg in ("sampler", "batch_sampler") for keyword in call.keywords):
+        return True
+    if len(call.args) > 3 or any(isinstance(part, ast.Starred) for part in call.args):
+        return True
+    statement = source.statement_of(call)
+    targets = {ast.unparse(target) for target, one in source.all_assignments if one.statement is statement}
+    same = [one.value for target, one in source.all_assignments if ast.unparse(target) in targets]
+    keywords = (keyword.arg for value in same if isinstance(value, ast.Call) for keyword in value.keywords)
+    return any(keyword in ("sampler", "batch_sampler") for keyword in keywords)
+
+
+def _divides_itself(source: Source, call: ast.Call) -> bool:
+    """The dataset is made with a rank or a number of ranks, or its class asks for them."""
+    dataset = argument_of(call, "dataset", 0)
+    if dataset is None:
+        return True
+    guards = guards_of(source.program)
+    waiting, seen = source.program.origins(source, dataset), set[ast.AST]()
+    while waiting:
+        home, node = waiting.pop()
+        if node in seen or _SHARDS.search(ast.unparse(node)):
+            return node not in seen
+        seen.add(node)
+        for part in ast.walk(node):
+            if not isinstance(part, ast.Name | ast.Attribute | ast.Call | ast.Subscript):
+                continue
+            if guards.rank_scope(home, part) or guards.is_count(home, part):
+                return True
+            found = home.program.find_definition(home, part) if not isinstance(part, ast.Call) else None
+            if found is not None and not is_function(found[1]):
+                code = ast.unparse(found[1])
+                if _SHARDS.search(code) or "get_rank" in code or "get_world_size" in code or "RANK" in code:
+                    return True
+            elif isinstance(part, ast.Name) and len(seen) < 20:
+                waiting += [origin for origin in home.program.origins(home, part) if origin.node not in seen]
+    return False
+
+
+def _with_sampler(source: Source, call: ast.Call) -> str:
+    dataset = (
+        ast.unparse(call.args[0]) if call.args else ast.unparse(argument_of(call, "dataset") or ast.Name("dataset"))
+    )
+    kept = [ast.unparse(part) for part in call.args[:2]]
+    kept += [ast.unparse(keyword) for keyword in call.keywords if keyword.arg != "shuffle"]
+    sampler = f"sampler=torch.utils.data.DistributedSampler({dataset})"
+    return source.replaced((call, f"{ast.unparse(call.func)}({', '.join([*kept, sampler])})"))
+
+
+@check("padded-evaluation")
+def find_padded_evaluation(source: Source) -> Iterator[Finding]:
+    """No sample is counted twice in an evaluation.
+
+    What it looks at
+        A DistributedSampler for data that is called val, valid, eval, test or dev, without `drop_last=True`.
+
+    Why it matters
+        It repeats samples until all ranks have equally many. Metrics so depend on the number of ranks, unless the
+        repeated ones are taken out again.
+
+    How to mend it
+        `drop_last=True`, and the few samples that are left over on one rank. Then sum up right answers and samples
+        over all ranks, and divide.
+    """
+    if training_of(source.program).frameworks & _OWN_DIVISION or _takes_repeated_out(source):
+        return
+    for call in source.find(ast.Call):
+        if not is_sampler(source.resolve(call.func)) or argument_of(call, "drop_last", 5) is not None:
+            continue
+        names = _names_around(source, call)
+        dataset = argument_of(call, "dataset", 0)
+        own = f"{names} {_datasets_passed(source, call)}"
+        if dataset is None or not _EVALUATION.search(own) or is_one_process_only(source, call):
+            continue
+        text = "where the ranks don't divide the number of samples, some are counted twice in the metrics"
+        remedy = f"{source.with_keyword(call, 'drop_last', 'True')}  # and the samples left over on one rank"
+        yield source.finding("padded-evaluation", "warning", call, text, remedy)
+
+
+def _takes_repeated_out(source: Source) -> bool:
+    """Gathered results are cut to the length of the data, `scores[: len(dataset)]`, or repeated ones taken out."""
+    for home in source.program.sources:
+        for node in home.find(ast.Slice, ast.Call):
+            upper = node.upper if isinstance(node, ast.Slice) and node.lower is None else None
+            if isinstance(upper, ast.Call) and last_word(upper) == "len":
+                return True
+            if isinstance(node, ast.Call) and home.resolve(node.func) == "numpy.unique" and len(node.keywords) > 0:
+                return True
+    return False
+
+
+@check("batch-size-and-learning-rate")
+def note_batch_size(source: Source) -> Iterator[Finding]:
+    """How the batch grows with the number of ranks, and whether the learning rate follows.
+
+    What it looks at
+        The training loader's batch size, and arithmetic with the number of ranks in lines about batches and learning
+        rates. It is a note, never a warning.
+
+    Why it matters
+        With a batch size per rank, twice the ranks take twice the samples per step. Many scripts' results depend on the
+        product of learning rate and batch, so that they change with the number of hosts.
+
+    How to mend it
+        Either divide the batch size by the number of ranks, or raise the learning rate with it, and say so.
+    """
+    training = training_of(source.program)
+    if not training.wrappers or training.frameworks & _OWN_DIVISION or _is_scaled(source):
+        return
+    for call in source.find(ast.Call):
+        size = argument_of(call, "batch_size", 1)
+        if not is_loader(source.resolve(call.func)) or size is None or _EVALUATION.search(_names_around(source, call)):
+            continue
+        text = (
+            f"{ast.unparse(size)} samples per rank: the samples per step grow with the ranks, the learning rate doesn't"
+        )
+        remedy = source.replaced((size, f"{ast.unparse(size)} // {count_text(source)}"))
+        yield source.finding("batch-size-and-learning-rate", "ok", call, text, remedy)
+        return
+
+
+def _is_scaled(source: Source) -> bool:
+    """Somewhere a batch size, a learning rate or a number of accumulated steps is reckoned with the number of ranks."""
+    guards = guards_of(source.program)
+    for home in source.program.sources:
+        for node in home.find(ast.BinOp, ast.AugAssign):
+            if not isinstance(node.op, ast.Mult | ast.Div | ast.FloorDiv):
+                continue
+            sides = [node.left, node.right] if isinstance(node, ast.BinOp) else [node.value]
+            line = ast.unparse(home.statement_of(node))
+            if any(guards.is_count(home, side) for side in sides) and re.search(
+                r"lr|learning_rate|batch|bsz|bs|accum", line
+            ):
+                return True
+    return False

@@ -1,0 +1,227 @@
+"""Which GPU a rank takes."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from paceline.checks.findings import Finding, check
+from paceline.checks.guards import environment_variable, guards_of
+from paceline.checks.source import Source, argument_of, constant_of, last_word
+from paceline.checks.training import LOCAL_RANK_TEXT, is_one_process_only, training_of, wrapper_named
+
+_DEVICE = re.compile(r"^cuda:(?P<index>\d)$")
+_SETTERS = {"torch.cuda.set_device": 0, "torch.set_default_device": 0, "torch.accelerator.set_device_index": 0}
+
+
+@check("hard-coded-device")
+def find_hard_coded_device(source: Source) -> Iterator[Finding]:
+    """No GPU is named by its number.
+
+    What it looks at
+        "cuda:0" and its like, `.cuda(0)`, `torch.cuda.set_device(0)` and `device_ids=[0]`; not where the script has
+        found out that it is the only process, and not a default that it replaces later.
+
+    Why it matters
+        All ranks of a host would share that GPU: out of memory, or an error of NCCL's, and the others idle.
+
+    How to mend it
+        Take the GPU whose number is LOCAL_RANK, which every launcher sets.
+    """
+    for node, index in _numbered_devices(source):
+        if is_one_process_only(source, node) or _is_default(source, node) or _is_replaced_later(source, node):
+            continue
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            remedy = source.replaced((node, '"cuda:" + os.environ["LOCAL_RANK"]'))
+        else:
+            remedy = source.replaced((node, LOCAL_RANK_TEXT))
+        text = f"every rank of a host would use GPU {index}"
+        yield source.finding("hard-coded-device", "warning", node, text, remedy)
+
+
+def _numbered_devices(source: Source) -> Iterator[tuple[ast.expr, int]]:
+    """The literals that stand for one GPU."""
+    for node in source.find(ast.Constant):
+        if isinstance(node.value, str) and (match := _DEVICE.match(node.value)) and _is_used_as_device(source, node):
+            yield node, int(match["index"])
+    for call in source.find(ast.Call):
+        given = _device_index(source, call)
+        if given is not None and type(number := constant_of(given)) is int and number >= 0:
+            yield given, number
+
+
+def _is_used_as_device(source: Source, node: ast.Constant) -> bool:
+    """Not compared with, nor the key of a dictionary."""
+    parent = source.parents[node]
+    is_key = isinstance(parent, ast.Dict) and node in parent.keys
+    return not (is_key or isinstance(parent, ast.Compare | ast.Expr | ast.Subscript | ast.Tuple | ast.List))
+
+
+def _device_index(source: Source, call: ast.Call) -> ast.expr | None:
+    """The number of a GPU that a call is given, if it takes one."""
+    name = source.resolve(call.func)
+    if name in _SETTERS:
+        return argument_of(call, "device", 0)
+    if name == "torch.device" and len(call.args) == 2:
+        return call.args[1]
+    if wrapper_named(name) == "ddp":
+        ids = argument_of(call, "device_ids", 1)
+        return ids.elts[0] if isinstance(ids, ast.List) and len(ids.elts) == 1 else None
+    if isinstance(call.func, ast.Attribute) and call.func.attr == "cuda" and not name.startswith("torch."):
+        return argument_of(call, "device", 0)
+    return None
+
+
+def _is_default(source: Source, node: ast.expr) -> bool:
+    """It is only given a name or returned, in a script that elsewhere takes a GPU by its rank."""
+    statement = source.statement_of(node)
+    is_direct = isinstance(source.parents[node], ast.Call) and last_word(source.parents[node]) in ("to", "cuda")
+    if is_direct or not isinstance(statement, ast.Assign | ast.AnnAssign | ast.Return):
+        return False
+    guards = guards_of(source.program)
+    homes = source.program.sources
+    return any(guards.rank_scope(home, given) == "host" for home in homes for given in _devices_given(home))
+
+
+def _is_replaced_later(source: Source, node: ast.expr) -> bool:
+    """The same name is given a device by rank elsewhere."""
+    statement = source.statement_of(node)
+    targets = {ast.unparse(target) for target, one in source.all_assignments if one.statement is statement}
+    others = (one.value for target, one in source.all_assignments if ast.unparse(target) in targets)
+    return any(_mentions_rank(source, value) for value in others if value is not node)
+
+
+def _mentions_rank(source: Source, expression: ast.expr) -> bool:
+    guards = guards_of(source.program)
+    parts = (
+        node for node in ast.walk(expression) if isinstance(node, ast.Name | ast.Attribute | ast.Call | ast.Subscript)
+    )
+    return any(guards.rank_scope(source, part) for part in parts)
+
+
+@check("device-from-rank")
+def find_device_from_rank(source: Source) -> Iterator[Finding]:
+    """The GPU is chosen by the rank on the host, not by the rank in the run.
+
+    What it looks at
+        What is passed to `torch.cuda.set_device`, `.cuda()`, `.to()`, `torch.device("cuda", …)` and `device_ids`, and
+        f"cuda:{…}"; and the rank modulo `torch.cuda.device_count()`.
+
+    Why it matters
+        On the second host the ranks go on counting: rank 8 asks for a GPU 8 that isn't there. The rank modulo the
+        number of GPUs is right only while all hosts have, and use, the same number.
+
+    How to mend it
+        Use LOCAL_RANK, which every launcher sets.
+    """
+    guards = guards_of(source.program)
+    seen: set[str] = set()
+    for expression in _devices_given(source):
+        text = ast.unparse(expression)
+        if text in seen or guards.rank_scope(source, expression) != "run" or is_one_process_only(source, expression):
+            continue
+        seen.add(text)
+        is_sure = guards.is_surely_rank_of_run(source, expression)
+        yield source.finding(
+            "device-from-rank",
+            "failure" if is_sure else "warning",
+            expression,
+            f"{text} is the rank in the whole run, so that the second host is asked for GPUs that it hasn't got",
+            source.replaced((expression, LOCAL_RANK_TEXT)),
+        )
+    for node in source.find(ast.BinOp):
+        if not isinstance(node.op, ast.Mod) or isinstance(source.parents[node], ast.Compare):
+            continue
+        if not _counts_gpus(source, node.right) or _is_of_scheduler(source, node.left):
+            continue
+        if guards.rank_scope(source, node.left) == "run" and not is_one_process_only(source, node):
+            text = f"{ast.unparse(node)} is the right GPU only where all hosts use the same number of them"
+            remedy = source.replaced((node, LOCAL_RANK_TEXT))
+            yield source.finding("device-from-rank", "warning", node, text, remedy)
+
+
+def _devices_given(source: Source) -> Iterator[ast.expr]:
+    """What is passed as a GPU's number."""
+    for call in source.find(ast.Call):
+        given = _device_index(source, call)
+        if given is None and isinstance(call.func, ast.Attribute) and call.func.attr == "to" and len(call.args) == 1:
+            given = call.args[0] if isinstance(call.args[0], ast.Name | ast.Attribute) else None
+        if given is not None:
+            yield given
+    for text in source.find(ast.JoinedStr):
+        parts = text.values
+        if len(parts) == 2 and constant_of(parts[0]) == "cuda:" and isinstance(parts[1], ast.FormattedValue):
+            yield parts[1].value
+
+
+def _counts_gpus(source: Source, expression: ast.expr) -> bool:
+    origins = source.program.origins(source, expression)
+    return any(isinstance(node, ast.Call) and last_word(node) == "device_count" for _, node in origins)
+
+
+def _is_of_scheduler(source: Source, rank: ast.expr) -> bool:
+    """The rank is read from variables of Slurm's or MPI's alone, so that this code is for them."""
+    texts = [ast.unparse(node) for _, node in source.program.origins(source, rank)]
+    return all(any(name in text for name in ("SLURM", "OMPI", "PMI_")) for text in texts)
+
+
+@check("local-rank-argument")
+def find_local_rank_argument(source: Source) -> Iterator[Finding]:
+    """The rank on the host comes from the environment.
+
+    What it looks at
+        An argument `--local_rank` or `--local-rank` that the script uses, in a script that never reads the variable
+        LOCAL_RANK.
+
+    Why it matters
+        `torch.distributed.launch` passed this argument. torchrun and `paceline run` pass none, so that it keeps its
+        default on every rank, and all ranks of a host take the same GPU, or fail.
+
+    How to mend it
+        Let the argument's default be LOCAL_RANK.
+    """
+    program = source.program
+    if not training_of(program).is_plain or _reads_local_rank(source):
+        return
+    for home, call in program.arguments.get("local_rank", []):
+        default = argument_of(call, "default")
+        is_used = any(node.attr == "local_rank" for other in program.sources for node in other.find(ast.Attribute))
+        if home is source and is_used and (default is None or constant_of(default) is not None):
+            remedy = source.with_keyword(call, "default", 'int(os.environ.get("LOCAL_RANK", 0))')
+            text = "torchrun and paceline pass no --local_rank, so that every rank keeps its default"
+            yield source.finding("local-rank-argument", "failure", call, text, remedy)
+
+
+def _reads_local_rank(source: Source) -> bool:
+    return any(
+        environment_variable(other, node) == "LOCAL_RANK"
+        for other in source.program.sources
+        for node in other.find(ast.expr)
+    )
+
+
+@check("data-parallel")
+def find_data_parallel(source: Source) -> Iterator[Finding]:
+    """Models are wrapped in DistributedDataParallel, not in DataParallel.
+
+    What it looks at
+        `torch.nn.DataParallel`, where it isn't what a distributed script falls back to.
+
+    Why it matters
+        DataParallel drives all GPUs of a host from one process and knows nothing of other hosts. Started once per
+        GPU, every process would take all of them.
+
+    How to mend it
+        Wrap the model in DistributedDataParallel, with one GPU per rank.
+    """
+    for call in source.find(ast.Call):
+        if source.resolve(call.func) not in ("torch.nn.DataParallel", "torch.nn.parallel.DataParallel"):
+            continue
+        is_choice = any(True for _ in guards_of(source.program).conditions(source, call))
+        if is_one_process_only(source, call) or (is_choice and training_of(source.program).is_distributed):
+            continue
+        model = ast.unparse(argument_of(call, "module", 0) or ast.Name("model"))
+        wrapped = f"torch.nn.parallel.DistributedDataParallel({model}, device_ids=[{LOCAL_RANK_TEXT}])"
+        text = "DataParallel takes all GPUs of its host for one process, and knows no other hosts"
+        yield source.finding("data-parallel", "warning", call, text, source.replaced((call, wrapped)))

@@ -1,0 +1,301 @@
+"""Who starts the ranks, how many there are, and where they meet."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from paceline.checks.findings import Finding, Status, check
+from paceline.checks.guards import guards_of
+from paceline.checks.program import Value
+from paceline.checks.source import Function, Source, argument_of, constant_of, is_function, last_word
+from paceline.checks.training import LOCAL_RANK_TEXT, count_text, is_sampler, training_of
+
+MAX_PORT = 65535
+_MEETING_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
+# What is no choice in a script that trains on GPUs.
+_ALWAYS = re.compile(r"^__name__ ==|^torch\.\w+\.is_available\(\)$|is_available\(\)$")
+_THIS_MACHINE = re.compile(r"^tcp://(localhost|127\.0\.0\.1|\[::1\])(:|$)")
+_JOINING = "run = paceline.init(); model, optimizer = run.prepare(model, optimizer)"
+_INIT = "torch.distributed.init_process_group"
+
+
+class Condition(NamedTuple):
+    """What must be true, or false, for a piece of code to run."""
+
+    source: Source
+    test: ast.expr
+    truth: bool
+
+
+def _conditions_above(source: Source, node: ast.AST, depth: int = 4) -> list[Condition]:
+    """All conditions under which a node runs; where all callers of its function have some, those of the first, too."""
+    found = [Condition(source, test, truth) for test, truth in guards_of(source.program).conditions(source, node)]
+    found = [one for one in found if not _ALWAYS.search(ast.unparse(one.test))]
+    function = source.function_of(node)
+    sites = source.program.sites_of(function) if function is not None else []
+    if depth and sites:
+        above = [_conditions_above(site.source, site.call, depth - 1) for site in sites]
+        if all(above):
+            found += above[0]
+    return found
+
+
+def _is_alone(source: Source, node: ast.AST) -> bool:
+    """Only a run of one process comes here."""
+    guards = guards_of(source.program)
+    for home, test, truth in _conditions_above(source, node):
+        who = guards.who(home, test, truth=truth)
+        if who is not None and who.kind == "single" and "initialized" not in ast.unparse(test):
+            return True  # that a process group has not been made yet says nothing of it
+    return False
+
+
+@check("hard-coded-master")
+def find_hard_coded_master(source: Source) -> Iterator[Finding]:
+    """MASTER_ADDR and MASTER_PORT are left to the launcher.
+
+    What it looks at
+        Assignments to `os.environ["MASTER_ADDR"]` and `os.environ["MASTER_PORT"]`; not those that keep what is there
+        already, and not those for other launchers, whose variables they ask for.
+
+    Why it matters
+        They replace what the launcher has set. With "localhost" each host waits for itself, or trains by itself; a
+        fixed port may be taken, by a second run for example.
+
+    How to mend it
+        Delete the lines, or set the variables only where they are missing.
+    """
+    reported: set[Function | None] = set()
+    for node, name, value in _meeting_assignments(source):
+        port = _as_port(value) if name == "MASTER_PORT" else None
+        conditions = _conditions_above(source, node)
+        is_choice = any(_asks_environment(one) for one in conditions) or _keeps_what_is_there(source, value, name)
+        if is_choice and not (port and port > MAX_PORT):
+            continue
+        if source.function_of(node) in reported or _is_alone(source, node):
+            continue
+        reported.add(source.function_of(node))
+        is_fixed = constant_of(value) is not None
+        status: Status = "failure" if is_fixed and not conditions else "warning"
+        text = f"{name} is set to {ast.unparse(value)} here, whatever the launcher has chosen"
+        if port and port > MAX_PORT:
+            status, text = "failure", f"{port} is no port: the highest one is {MAX_PORT}"
+        remedy = f'os.environ.setdefault("{name}", {ast.unparse(value)})'
+        yield source.finding("hard-coded-master", status, node, text, remedy)
+
+
+def _meeting_assignments(source: Source) -> Iterator[tuple[ast.stmt, str, ast.expr]]:
+    for target, one in source.all_assignments:
+        if isinstance(target, ast.Subscript) and target in source.live and source.resolve(target.value) == "os.environ":
+            name = constant_of(target.slice)
+            if isinstance(name, str) and name in _MEETING_VARIABLES:
+                yield one.statement, name, one.value
+
+
+def _as_port(value: ast.expr) -> int | None:
+    port = constant_of(value)
+    return int(port) if isinstance(port, int) or (isinstance(port, str) and port.isdecimal()) else None
+
+
+def _asks_environment(condition: Condition) -> bool:
+    """It looks for variables, or it is about a scheduler."""
+    text = ast.unparse(condition.test)
+    return "environ" in text or "getenv" in text or "slurm" in text.lower() or "mpi" in text.lower()
+
+
+def _keeps_what_is_there(source: Source, value: ast.expr, name: str) -> bool:
+    origins = source.program.origins(source, value)
+    return any(name in ast.unparse(node) for _, node in origins) or name in ast.unparse(value)
+
+
+@check("fixed-meeting-point")
+def find_fixed_meeting_point(source: Source) -> Iterator[Finding]:
+    """The ranks meet where the launcher says.
+
+    What it looks at
+        The `init_method` of `init_process_group`, and the default of the argument that it comes from.
+
+    Why it matters
+        `tcp://localhost` is another machine on each host; any other fixed address ignores the one that was found to
+        work. `file://` needs a file system that all hosts share, and a file that no earlier run has left.
+
+    How to mend it
+        Use `env://`, which is also the default.
+    """
+    for call in source.find(ast.Call):
+        method = argument_of(call, "init_method", 1)
+        if source.resolve(call.func) != _INIT or method is None or _is_alone(source, call):
+            continue
+        for origin in source.program.origins(source, method):
+            home, node = origin
+            address = constant_of(node.values[0] if isinstance(node, ast.JoinedStr) and node.values else node)
+            if isinstance(node, ast.Call) and last_word(node) == "format" and isinstance(node.func, ast.Attribute):
+                address = constant_of(node.func.value)
+            if not isinstance(address, str) or not address.startswith(("tcp://", "file://")):
+                continue
+            if address.startswith("tcp://{") or address == "tcp://":
+                continue  # an address that is made elsewhere
+            yield home.finding("fixed-meeting-point", *_judge_meeting(source, call, origin, address))
+
+
+def _judge_meeting(source: Source, call: ast.Call, origin: Value, address: str) -> tuple[Status, ast.AST, str, str]:
+    home, node = origin
+    remedy = home.replaced((node, '"env://"'))
+    if address.startswith("file://"):
+        return "warning", node, "the ranks meet in a file, which all hosts would have to share", remedy
+    is_default = (
+        isinstance(home.parents.get(node), ast.keyword) and last_word(home.parents[home.parents[node]]) != _INIT
+    )
+    is_certain = not is_default and not _conditions_above(source, call)
+    if _THIS_MACHINE.match(address):
+        text = f"the ranks meet at {address}, which is another machine on each host"
+        return "failure" if is_certain and home is source else "warning", node, text, remedy
+    return "warning", node, f"the ranks meet at the fixed address {address}, whatever the launcher has chosen", remedy
+
+
+@check("own-workers")
+def find_own_workers(source: Source) -> Iterator[Finding]:
+    """The launcher starts the ranks, not the script.
+
+    What it looks at
+        `torch.multiprocessing.spawn`, and processes of `multiprocessing`, whose function makes a process group.
+
+    Why it matters
+        Each rank that the launcher starts would start ranks of its own: too many for the GPUs, or one training per
+        host, all of which succeed.
+
+    How to mend it
+        Call the function, with the rank on the host in place of the process's index, and let `init_process_group` take
+        rank and world size from the environment.
+    """
+    for call in source.find(ast.Call):
+        target, arguments = _started(source, call)
+        if target is None or not _makes_process_group(source, target):
+            continue
+        status: Status = "warning" if _conditions_above(source, call) else "failure"
+        is_index = source.program.is_index
+        parts = ['int(os.environ["RANK"])' if is_index(source, part) else ast.unparse(part) for part in arguments]
+        remedy = source.replaced((call, f"{ast.unparse(target)}({', '.join(parts)})"))
+        remedy = f"{remedy}  # and init_process_group without rank and world_size"
+        text = "this starts ranks of its own on every host, beside those of the launcher"
+        yield source.finding("own-workers", status, call, text, remedy)
+
+
+def _started(source: Source, call: ast.Call) -> tuple[ast.expr | None, list[ast.expr]]:
+    """The function that runs in new processes, and what to call it with."""
+    name = source.resolve(call.func)
+    local_rank = ast.parse(LOCAL_RANK_TEXT, mode="eval").body
+    if name in ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"):
+        given = argument_of(call, "args", 1)
+        return argument_of(call, "fn", 0), [local_rank, *(given.elts if isinstance(given, ast.Tuple) else [])]
+    if name.rpartition(".")[2] == "Process" and "multiprocessing" in name:
+        given = argument_of(call, "args")
+        return argument_of(call, "target"), given.elts if isinstance(given, ast.Tuple) else []
+    return None, []
+
+
+def _makes_process_group(source: Source, target: ast.expr) -> bool:
+    """The function, or one that it calls, calls `init_process_group`; or it is unknown, and some function does."""
+    found = source.program.find_definition(source, target)
+    if found is None or not is_function(found[1]):
+        return _INIT in source.program.dotted_names and not isinstance(target, ast.Attribute)
+    waiting, seen = [(found[0], found[1])], {found[1]}
+    while waiting:
+        home, function = waiting.pop()
+        for inner in ast.walk(function):
+            if not isinstance(inner, ast.Call):
+                continue
+            if home.resolve(inner.func) == _INIT:
+                return True
+            owned = source.program.find_function(home, inner)
+            if owned is not None and owned.function not in seen:
+                seen.add(owned.function)
+                waiting.append((owned.source, owned.function))
+    return False
+
+
+@check("one-host-world")
+def find_one_host_world(source: Source) -> Iterator[Finding]:
+    """The number of ranks is not the number of this host's GPUs.
+
+    What it looks at
+        `torch.cuda.device_count()` used as the `world_size` of a process group, as the `num_replicas` of a sampler, or
+        to divide what was summed up over all ranks; and LOCAL_RANK used as the `rank` of a group or a sampler.
+
+    Why it matters
+        With several hosts there are more ranks than that: the group never comes together, or each host makes its
+        own; means come out too large, and every host trains on the same part of the data.
+
+    How to mend it
+        Leave `world_size` to the environment; elsewhere use `torch.distributed.get_world_size()`.
+    """
+    for call in source.find(ast.Call):
+        name = source.resolve(call.func)
+        if name not in (_INIT, "datasets.distributed.split_dataset_by_node") and not is_sampler(name):
+            continue
+        size = argument_of(call, "world_size", 3) or argument_of(call, "num_replicas", 1 if is_sampler(name) else None)
+        yield from _judge_rank(source, call)
+        counted = _gpu_count(source, size) if size is not None else None
+        if counted is not None and size is not None and not _is_alone(source, call):
+            text = "the number of ranks is taken from this host's GPUs, but there are more hosts"
+            remedy = counted.source.replaced((counted.node, 'int(os.environ["WORLD_SIZE"])'))
+            yield counted.source.finding("one-host-world", "failure", counted.node, text, remedy)
+    for node in source.find(ast.AugAssign, ast.BinOp):
+        divisor = node.value if isinstance(node, ast.AugAssign) else node.right
+        function = source.function_of(node)
+        if not isinstance(node.op, ast.Div) or function is None or not _sums_over_ranks(source, function):
+            continue
+        if _gpu_count(source, divisor) is not None:
+            text = f"what was summed over all ranks is divided by {ast.unparse(divisor)}, this host's GPUs"
+            remedy = source.replaced((divisor, count_text(source)))
+            yield source.finding("one-host-world", "warning", node, text, remedy)
+
+
+def _judge_rank(source: Source, call: ast.Call) -> Iterator[Finding]:
+    """The rank that is passed is the one on the host, as the launcher gives it."""
+    rank = argument_of(call, "rank")
+    if rank is None or _is_alone(source, call) or not guards_of(source.program).is_local_rank(source, rank):
+        return
+    text = f"{ast.unparse(rank)} is the rank on the host, so that every host has the same ranks"
+    status: Status = "failure" if source.resolve(call.func) == _INIT else "warning"
+    yield source.finding("one-host-world", status, rank, text, source.replaced((rank, 'int(os.environ["RANK"])')))
+
+
+def _gpu_count(source: Source, size: ast.expr) -> Value | None:
+    """Where a number was read from this host's GPUs."""
+    for origin in source.program.origins(source, size):
+        if isinstance(origin.node, ast.Call) and origin.source.resolve(origin.node.func) == "torch.cuda.device_count":
+            return origin
+    return None
+
+
+def _sums_over_ranks(source: Source, function: Function) -> bool:
+    calls = (node for node in ast.walk(function) if isinstance(node, ast.Call))
+    return any(
+        source.resolve(call.func) in ("torch.distributed.all_reduce", "torch.distributed.reduce") for call in calls
+    )
+
+
+@check("no-process-group")
+def find_no_process_group(source: Source) -> Iterator[Finding]:
+    """A script that trains joins the other ranks.
+
+    What it looks at
+        Scripts that call `.backward()` and use neither `torch.distributed` nor any framework that does.
+
+    Why it matters
+        Every rank would train the whole model by itself, on the same data, and all would write the same files.
+
+    How to mend it
+        Three lines: `run = paceline.init()`, `run.prepare` for the model and the optimizer, `run.batches` for the
+        data. Or make a process group and wrap the model in DistributedDataParallel.
+    """
+    training = training_of(source.program)
+    if source is not source.program.main or training.is_distributed or not training.backwards:
+        return
+    home, call = training.backwards[0]
+    text = "this trains without a process group: every rank would train by itself"
+    yield home.finding("no-process-group", "failure", call, text, _JOINING)

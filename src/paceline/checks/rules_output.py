@@ -1,0 +1,97 @@
+"""What the ranks print."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from paceline.checks.findings import Finding, check
+from paceline.checks.guards import guards_of
+from paceline.checks.source import Source, always_leaves, argument_of
+from paceline.checks.training import main_text, training_of
+
+_OWN_OUTPUT = {"lightning", "transformers", "other"}
+_NAMES_RANK = re.compile(r"rank|gpu|host|device|node", re.I)
+_QUIET_FLAG = re.compile(r"verbose|log|main|master|print|quiet|debug|display|show", re.I)
+
+
+@check("print-on-every-rank")
+def find_print_on_every_rank(source: Source) -> Iterator[Finding]:
+    """One rank prints how the training goes.
+
+    What it looks at
+        The first `print` in each loop that trains, without a condition on the rank, that does not name the rank; not
+        in scripts that have replaced `print`, and not before an exit.
+
+    Why it matters
+        Every line comes once per rank, and the values differ: each is one rank's own loss.
+
+    How to mend it
+        Let rank 0 print, at best a value that was averaged over the ranks.
+    """
+    training = training_of(source.program)
+    if not training.is_distributed or training.frameworks & _OWN_OUTPUT or _replaces_print(source):
+        return
+    for loop in training.loops(source):
+        calls = [node for node in ast.walk(loop) if isinstance(node, ast.Call) and source.resolve(node.func) == "print"]
+        for call in sorted(calls, key=lambda call: call.lineno):
+            if source.function_of(call) is source.function_of(loop) and _is_meant_for_one(source, call):
+                text = "every rank prints this line"
+                remedy = source.only_if(main_text(source), call)
+                yield source.finding("print-on-every-rank", "warning", call, text, remedy)
+                break
+
+
+def _replaces_print(source: Source) -> bool:
+    """`builtins.print = …`, or a function or an import of that name."""
+    for home in source.program.sources:
+        if "print" in home.names or any(name.endswith(".print") for name in home.program.defined):
+            return True
+        if any(ast.unparse(target).endswith(".print") for target, _ in home.all_assignments):
+            return True
+    return False
+
+
+def _is_meant_for_one(source: Source, call: ast.Call) -> bool:
+    """Nothing says who prints, and the line doesn't either."""
+    guards = guards_of(source.program)
+    who = guards.guard(source, call)
+    if (who is not None and who.kind != "many") or _NAMES_RANK.search(ast.unparse(call)):
+        return False
+    for test, _ in guards.conditions(source, call):
+        if isinstance(test, ast.Name | ast.Attribute) and _QUIET_FLAG.search(ast.unparse(test)):
+            return False
+    for parent in source.ancestors(call):
+        if isinstance(parent, ast.ExceptHandler) or (isinstance(parent, ast.If) and always_leaves(source, parent.body)):
+            return False
+    return True
+
+
+@check("progress-bar-on-every-rank")
+def find_progress_bar_on_every_rank(source: Source) -> Iterator[Finding]:
+    """One rank shows a progress bar.
+
+    What it looks at
+        `tqdm` and `trange` without `disable=`, without a condition on the rank, in distributed scripts.
+
+    Why it matters
+        The bars of all ranks overwrite each other.
+
+    How to mend it
+        Disable the bar on all ranks but the first.
+    """
+    training = training_of(source.program)
+    if not training.is_distributed or training.frameworks & _OWN_OUTPUT:
+        return
+    guards = guards_of(source.program)
+    for call in source.find(ast.Call):
+        name = source.resolve(call.func)
+        if not name.startswith("tqdm.") or name.rpartition(".")[2] not in ("tqdm", "trange", "notebook_tqdm"):
+            continue
+        who = guards.guard(source, call)
+        if argument_of(call, "disable") is not None or any(keyword.arg is None for keyword in call.keywords):
+            continue
+        if (who is None or who.kind == "many") and guards.is_called(source, call):
+            remedy = source.with_keyword(call, "disable", f"not {main_text(source)}")
+            yield source.finding("progress-bar-on-every-rank", "warning", call, "every rank shows this bar", remedy)

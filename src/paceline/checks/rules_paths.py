@@ -1,0 +1,85 @@
+"""Files that other hosts may not have."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Iterator
+
+from paceline.checks.findings import Finding, check
+from paceline.checks.source import Source, argument_of, constant_of
+
+_ABSOLUTE = re.compile(r"^(/[\w.\-]+(/|$)|~/|[A-Za-z]:[\\/])")
+_EVERYWHERE = re.compile(r"^/(dev|proc|sys|tmp|etc|usr|bin|run|var/tmp)(/|$)")
+_PLACEHOLDER = re.compile(r"path[/_-]?to|your|<|\.\.\.", re.I)
+_PATH_NAME = re.compile(
+    r"(^|_)(path|paths|dir|dirs|directory|root|folder|file|filename|data|dataset|ckpt|checkpoint|home)(_|s?$)|(dir|path|file|root)$",
+    re.I,
+)
+_OPENING = re.compile(
+    r"^(open|os\.path\.join|pathlib\.Path|torch\.(load|save)|numpy\.(load|save|memmap|loadtxt)|pandas\.read_\w+"
+    r"|torchvision\.datasets\.\w+|os\.(makedirs|listdir|chdir)|json\.load)$"
+)
+
+
+@check("path-outside-project")
+def find_path_outside_project(source: Source) -> Iterator[Finding]:
+    """Files are found on every host.
+
+    What it looks at
+        Absolute paths, and relative ones that lead out of the project (`../data`), where they are opened, joined,
+        assigned to a name like `data_dir`, or the default of an argument.
+
+    Why it matters
+        Only the project's files are copied to the other hosts. A path of this machine exists there only if somebody
+        has put the data there, too.
+
+    How to mend it
+        Put the data at the same place on every host; or let the environment name it, which may differ by host
+        (`env.DATA=/mnt/data` in the hostfile).
+    """
+    seen: set[str] = set()
+    for node in source.find(ast.Constant):
+        path = node.value
+        if not isinstance(path, str) or path in seen or "\n" in path or not _leads_outside(source, path):
+            continue
+        name = _use_of(source, node)
+        if name is None:
+            continue
+        seen.add(path)
+        text = f"{path} must be there on every host: it is no part of the project, which is all that is copied"
+        variable = re.sub(r"\W+", "_", name).strip("_").upper() or "DATA"
+        yield source.finding(
+            "path-outside-project", "warning", node, text, source.replaced((node, f'os.environ["{variable}"]'))
+        )
+
+
+def _leads_outside(source: Source, path: str) -> bool:
+    if _ABSOLUTE.match(path):
+        return not _EVERYWHERE.match(path) and not _PLACEHOLDER.search(path)
+    if not path.startswith("../") or not path.strip("./"):
+        return False
+    # As seen from the script's folder, where most people start it.
+    return os.path.normpath(os.path.join(os.path.dirname(source.program.main.name), path)).startswith("..")
+
+
+def _use_of(source: Source, node: ast.Constant) -> str | None:
+    """What a path is called, where it is used as one; None where that can't be seen."""
+    parent = source.parents[node]
+    if isinstance(parent, ast.keyword):
+        call = source.parents[parent]
+        if parent.arg == "default" and isinstance(call, ast.Call):
+            flag = constant_of(call.args[-1]) if call.args else argument_of(call, "dest")
+            return str(flag).lstrip("-") if flag is not None else None
+        return parent.arg if parent.arg and _PATH_NAME.search(parent.arg) else None
+    if isinstance(parent, ast.Call):
+        return "data" if node in parent.args and _OPENING.match(source.resolve(parent.func)) else None
+    if isinstance(parent, ast.Assign | ast.AnnAssign):
+        target = parent.targets[0] if isinstance(parent, ast.Assign) else parent.target
+        word = target.attr if isinstance(target, ast.Attribute) else target.id if isinstance(target, ast.Name) else ""
+        return word if _PATH_NAME.search(word) else None
+    if isinstance(parent, ast.Dict) and node in parent.values:
+        key = constant_of(parent.keys[parent.values.index(node)])
+        return key if isinstance(key, str) and _PATH_NAME.search(key) else None
+    return None
