@@ -37,7 +37,7 @@ def find_path_outside_project(source: Source) -> Iterator[Finding]:
 
     How to mend it
         Put the data at the same place on every host; or let the environment name it, which may differ by host
-        (`env.DATA=/mnt/data` in the hostfile).
+        (`env.DATA=/data/pictures` in the hostfile).
     """
     seen: set[str] = set()
     for node in source.find(ast.Constant):
