@@ -108,8 +108,7 @@ class Program:
         if isinstance(name, ast.Name) and name.id not in source.names:
             if (own := self.defined.get(f"{source.module}.{name.id}")) is not None:
                 return own
-            inner = next((node for node in source.nodes if is_function(node) and node.name == name.id), None)
-            if inner is not None and not isinstance(source.parents[inner], ast.ClassDef):
+            if (inner := source.inner_functions.get(name.id)) is not None:
                 return source, inner
             stars = (self.defined.get(f"{star}.{name.id}") for star in source.stars)
             return next(filter(None, stars), None)

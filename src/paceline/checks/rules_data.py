@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 
 from paceline.checks.findings import Finding, check
 from paceline.checks.guards import guards_of
+from paceline.checks.program import Program
 from paceline.checks.source import Loop, Source, argument_of, constant_of, is_function, last_word
 from paceline.checks.training import count_text, is_loader, is_one_process_only, is_sampler, training_of
 
@@ -39,14 +41,21 @@ def _datasets_passed(source: Source, call: ast.Call) -> str:
     return " ".join(ast.unparse(site.given[dataset.id]) for site in sites if dataset.id in site.given)
 
 
-def _epoch_loop(source: Source) -> tuple[Source, Loop] | None:
-    """The first loop over epochs, in this file if there is one."""
-    for home in (source, *source.program.sources):
-        for loop in home.find(ast.For, ast.While):
-            head = f"{ast.unparse(loop.target)} {ast.unparse(loop.iter)}" if isinstance(loop, ast.For) else ""
-            if "epoch" in (head or ast.unparse(loop.test if isinstance(loop, ast.While) else loop)).lower():
-                return home, loop
+@functools.lru_cache(maxsize=1)
+def _epoch_loop(program: Program) -> tuple[Source, Loop] | None:
+    """The first loop over epochs."""
+    for source in program.sources:
+        for loop in source.find(ast.For, ast.While):
+            head = [loop.target, loop.iter] if isinstance(loop, ast.For) else [loop.test]
+            if any("epoch" in ast.unparse(part).lower() for part in head):
+                return source, loop
     return None
+
+
+@functools.lru_cache(maxsize=1)
+def _tells_epoch(program: Program) -> bool:
+    """Something calls `set_epoch`."""
+    return any(node.attr == "set_epoch" for source in program.sources for node in source.find(ast.Attribute))
 
 
 @check("missing-set-epoch")
@@ -64,11 +73,8 @@ def find_missing_set_epoch(source: Source) -> Iterator[Finding]:
         Call `set_epoch` at the beginning of each epoch.
     """
     training = training_of(source.program)
-    loop = _epoch_loop(source)
-    if loop is None or training.frameworks & (_OWN_DIVISION - {"deepspeed", "other"}):
-        return
-    calls = (call for home in source.program.sources for call in home.find(ast.Attribute))
-    if any(attribute.attr == "set_epoch" for attribute in calls):
+    loop = _epoch_loop(source.program)
+    if loop is None or _tells_epoch(source.program) or training.frameworks & (_OWN_DIVISION - {"deepspeed", "other"}):
         return
     for call in source.find(ast.Call):
         if not is_sampler(source.resolve(call.func)) or constant_of(argument_of(call, "shuffle", 3)) is False:
@@ -190,7 +196,7 @@ def find_padded_evaluation(source: Source) -> Iterator[Finding]:
         `drop_last=True`, and the few samples that are left over on one rank. Then sum up right answers and samples
         over all ranks, and divide.
     """
-    if training_of(source.program).frameworks & _OWN_DIVISION or _takes_repeated_out(source):
+    if training_of(source.program).frameworks & _OWN_DIVISION or _takes_repeated_out(source.program):
         return
     for call in source.find(ast.Call):
         if not is_sampler(source.resolve(call.func)) or argument_of(call, "drop_last", 5) is not None:
@@ -205,14 +211,15 @@ def find_padded_evaluation(source: Source) -> Iterator[Finding]:
         yield source.finding("padded-evaluation", "warning", call, text, remedy)
 
 
-def _takes_repeated_out(source: Source) -> bool:
+@functools.lru_cache(maxsize=1)
+def _takes_repeated_out(program: Program) -> bool:
     """Gathered results are cut to the length of the data, `scores[: len(dataset)]`, or repeated ones taken out."""
-    for home in source.program.sources:
-        for node in home.find(ast.Slice, ast.Call):
+    for source in program.sources:
+        for node in source.find(ast.Slice, ast.Call):
             upper = node.upper if isinstance(node, ast.Slice) and node.lower is None else None
             if isinstance(upper, ast.Call) and last_word(upper) == "len":
                 return True
-            if isinstance(node, ast.Call) and home.resolve(node.func) == "numpy.unique" and len(node.keywords) > 0:
+            if isinstance(node, ast.Call) and node.keywords and source.resolve(node.func) == "numpy.unique":
                 return True
     return False
 
@@ -233,7 +240,7 @@ def note_batch_size(source: Source) -> Iterator[Finding]:
         Either divide the batch size by the number of ranks, or raise the learning rate with it, and say so.
     """
     training = training_of(source.program)
-    if not training.wrappers or training.frameworks & _OWN_DIVISION or _is_scaled(source):
+    if not training.wrappers or training.frameworks & _OWN_DIVISION or _is_scaled(source.program):
         return
     for call in source.find(ast.Call):
         size = argument_of(call, "batch_size", 1)
@@ -247,16 +254,17 @@ def note_batch_size(source: Source) -> Iterator[Finding]:
         return
 
 
-def _is_scaled(source: Source) -> bool:
+@functools.lru_cache(maxsize=1)
+def _is_scaled(program: Program) -> bool:
     """Somewhere a batch size, a learning rate or a number of accumulated steps is reckoned with the number of ranks."""
-    guards = guards_of(source.program)
-    for home in source.program.sources:
-        for node in home.find(ast.BinOp, ast.AugAssign):
+    guards = guards_of(program)
+    for source in program.sources:
+        for node in source.find(ast.BinOp, ast.AugAssign):
             if not isinstance(node.op, ast.Mult | ast.Div | ast.FloorDiv):
                 continue
             sides = [node.left, node.right] if isinstance(node, ast.BinOp) else [node.value]
-            line = ast.unparse(home.statement_of(node))
-            if any(guards.is_count(home, side) for side in sides) and re.search(
+            line = ast.unparse(source.statement_of(node))
+            if any(guards.is_count(source, side) for side in sides) and re.search(
                 r"lr|learning_rate|batch|bsz|bs|accum", line
             ):
                 return True

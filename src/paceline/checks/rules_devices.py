@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 
 from paceline.checks.findings import Finding, check
 from paceline.checks.guards import environment_variable, guards_of
+from paceline.checks.program import Program
 from paceline.checks.source import Source, argument_of, constant_of, last_word
 from paceline.checks.training import LOCAL_RANK_TEXT, is_one_process_only, training_of, wrapper_named
 
@@ -182,7 +184,7 @@ def find_local_rank_argument(source: Source) -> Iterator[Finding]:
         Let the argument's default be LOCAL_RANK.
     """
     program = source.program
-    if not training_of(program).is_plain or _reads_local_rank(source):
+    if not training_of(program).is_plain or _reads_local_rank(program):
         return
     for home, call in program.arguments.get("local_rank", []):
         default = argument_of(call, "default")
@@ -193,11 +195,12 @@ def find_local_rank_argument(source: Source) -> Iterator[Finding]:
             yield source.finding("local-rank-argument", "failure", call, text, remedy)
 
 
-def _reads_local_rank(source: Source) -> bool:
+@functools.lru_cache(maxsize=1)
+def _reads_local_rank(program: Program) -> bool:
     return any(
-        environment_variable(other, node) == "LOCAL_RANK"
-        for other in source.program.sources
-        for node in other.find(ast.expr)
+        environment_variable(source, node) == "LOCAL_RANK"
+        for source in program.sources
+        for node in source.find(ast.Subscript, ast.Call)
     )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 
 from paceline.checks.findings import Finding, check
 from paceline.checks.guards import guards_of
+from paceline.checks.program import Program
 from paceline.checks.source import Source, always_leaves, argument_of
 from paceline.checks.training import main_text, training_of
 
@@ -31,7 +33,7 @@ def find_print_on_every_rank(source: Source) -> Iterator[Finding]:
         Let rank 0 print, at best a value that was averaged over the ranks.
     """
     training = training_of(source.program)
-    if not training.is_distributed or training.frameworks & _OWN_OUTPUT or _replaces_print(source):
+    if not training.is_distributed or training.frameworks & _OWN_OUTPUT or _replaces_print(source.program):
         return
     for loop in training.loops(source):
         calls = [node for node in ast.walk(loop) if isinstance(node, ast.Call) and source.resolve(node.func) == "print"]
@@ -43,14 +45,16 @@ def find_print_on_every_rank(source: Source) -> Iterator[Finding]:
                 break
 
 
-def _replaces_print(source: Source) -> bool:
+@functools.lru_cache(maxsize=1)
+def _replaces_print(program: Program) -> bool:
     """`builtins.print = …`, or a function or an import of that name."""
-    for home in source.program.sources:
-        if "print" in home.names or any(name.endswith(".print") for name in home.program.defined):
-            return True
-        if any(ast.unparse(target).endswith(".print") for target, _ in home.all_assignments):
-            return True
-    return False
+    if any(name.endswith(".print") for name in program.defined):
+        return True
+    return any(
+        "print" in source.names
+        or any(isinstance(target, ast.Attribute) and target.attr == "print" for target, _ in source.all_assignments)
+        for source in program.sources
+    )
 
 
 def _is_meant_for_one(source: Source, call: ast.Call) -> bool:
@@ -93,5 +97,5 @@ def find_progress_bar_on_every_rank(source: Source) -> Iterator[Finding]:
         if argument_of(call, "disable") is not None or any(keyword.arg is None for keyword in call.keywords):
             continue
         if (who is None or who.kind == "many") and guards.is_called(source, call):
-            remedy = source.with_keyword(call, "disable", f"not {main_text(source)}")
+            remedy = source.with_keyword(call, "disable", main_text(source, is_main=False))
             yield source.finding("progress-bar-on-every-rank", "warning", call, "every rank shows this bar", remedy)

@@ -52,6 +52,7 @@ class Source:
         """The project's modules of which everything is imported."""
         self.parents: dict[ast.AST, ast.AST] = {}
         self.nodes: list[ast.AST] = list(self._walk_in_order())
+        self._resolved: dict[ast.AST, str] = {}
         self.live: set[ast.AST] = set()
         """The nodes that can be reached from the script's start."""
 
@@ -106,14 +107,17 @@ class Source:
 
         Empty for what is no chain of names.
         """
-        parts: list[str] = []
-        while isinstance(expression, ast.Attribute):
-            parts.append(expression.attr)
-            expression = expression.value
-        if not isinstance(expression, ast.Name):
-            return ""
-        dotted = ".".join([self.names.get(expression.id, expression.id), *reversed(parts)])
-        return self.program.follow(dotted)
+        if expression not in self._resolved:
+            parts: list[str] = []
+            base = expression
+            while isinstance(base, ast.Attribute):
+                parts.append(base.attr)
+                base = base.value
+            dotted = ""
+            if isinstance(base, ast.Name):
+                dotted = self.program.follow(".".join([self.names.get(base.id, base.id), *reversed(parts)]))
+            self._resolved[expression] = dotted
+        return self._resolved[expression]
 
     @functools.cached_property
     def assigned(self) -> dict[tuple[ast.AST | None, str], list[Assignment]]:
@@ -123,6 +127,12 @@ class Source:
             if isinstance(target, ast.Name):
                 found.setdefault((self.function_of(target), target.id), []).append(assignment)
         return found
+
+    @functools.cached_property
+    def inner_functions(self) -> dict[str, Function]:
+        """The functions that stand in others, by name."""
+        inner = (node for node in self.nodes if is_function(node) and self.function_of(node) is not None)
+        return {node.name: node for node in inner if not isinstance(self.parents[node], ast.ClassDef)}
 
     @functools.cached_property
     def counters(self) -> set[tuple[ast.AST | None, str]]:

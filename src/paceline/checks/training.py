@@ -204,13 +204,13 @@ def _module_text(source: Source) -> str | None:
     return next((alias for alias, full in source.names.items() if full in ("torch.distributed", "horovod.torch")), None)
 
 
-def main_text(source: Source) -> str:
-    """How this file can ask whether it is the first rank."""
+def main_text(source: Source, *, is_main: bool = True) -> str:
+    """How this file can ask whether it is the first rank, or whether it isn't."""
     for target, one in source.all_assignments:
         is_made = isinstance(one.value, ast.Call) and source.resolve(one.value.func) == "accelerate.Accelerator"
         if is_made and isinstance(target, ast.Name):
-            return f"{target.id}.is_main_process"
-    return f"{rank_text(source)} == 0"
+            return f"{'' if is_main else 'not '}{target.id}.is_main_process"
+    return f"{rank_text(source)} {'==' if is_main else '!='} 0"
 
 
 LOCAL_RANK_TEXT = 'int(os.environ["LOCAL_RANK"])'
