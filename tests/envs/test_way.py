@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,10 @@ from paceline.envs.lock import Lock, make_lock
 from paceline.envs.looking import Look
 from paceline.envs.making import compare, last_words
 from paceline.envs.parcels import make_parcels
+from paceline.envs.sending import Piece, keep_alive
 from paceline.envs.verdict import judge_host
 from paceline.errors import HostError
+from paceline.launch import protocol
 from paceline.launch.facts import Facts
 
 GB = 10**9
@@ -63,6 +67,42 @@ def test_spool_refuses_other_bytes_and_other_places(tmp_path: Path) -> None:
         Spool(tmp_path, [entry("one", b"11")]).feed(b"12")
     with pytest.raises(HostError, match="leaves the environment"):
         Spool(tmp_path, [entry("../one", b"11")])
+
+
+def piece(path: str) -> Piece:
+    return protocol.FileData(project="p", path=path, last_of_file=True, last_of_all=False), path.encode()
+
+
+def test_a_slow_disk_lets_heartbeats_through() -> None:
+    is_there = threading.Event()
+
+    def read() -> Iterator[Piece]:
+        yield piece("one")
+        assert is_there.wait(10)
+        yield piece("two")
+
+    sent = keep_alive(read(), beat_s=0.01)
+    assert next(sent) == piece("one")
+    assert next(sent) is None and next(sent) is None
+    is_there.set()
+    assert [each for each in sent if each is not None] == [piece("two")]
+
+
+def test_reading_ahead_ends_with_the_channel() -> None:
+    read: list[int] = []
+
+    def pieces() -> Iterator[Piece]:
+        for number in range(1000):
+            read.append(number)
+            yield piece(str(number))
+
+    sent = keep_alive(pieces())
+    assert next(sent) == piece("0")
+    sent.close()  # type: ignore[attr-defined]  # as the collector does with a generator that is let go
+    [reader] = [thread for thread in threading.enumerate() if thread.name == "read-ahead"] or [None]
+    if reader is not None:
+        reader.join(5)
+    assert len(read) < 10
 
 
 def facts(**changes: object) -> Facts:

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import queue
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from paceline.envs.parcels import Parcel
 from paceline.launch import protocol, ship
 from paceline.launch.deliver import IN_USE_LIMIT_S, copy_name
-from paceline.launch.hosts import Hosts, InterruptedEarlyError
+from paceline.launch.hosts import HEARTBEAT_S, Hosts, InterruptedEarlyError
 from paceline.launch.transport import Closed, Received, Signalled
 
 _STALL_LIMIT_S = 120.0
 _TURN_S = 0.5
+_AHEAD = 4
+"""Pieces of a megabyte at most that wait for the channel."""
+
+Piece = tuple[protocol.FileData, bytes]
 
 Progress = Callable[[int, int], None]
 """(host, bytes that are there by now)."""
@@ -118,8 +123,12 @@ class _Sender:
             case _:
                 return
 
-    def _count(self, arrival: Arrival, pieces: Iterable[tuple[protocol.FileData, bytes]]) -> Iterator[bytes]:
-        for message, data in pieces:
+    def _count(self, arrival: Arrival, pieces: Iterable[Piece]) -> Iterator[bytes]:
+        for piece in keep_alive(pieces):
+            if piece is None:
+                yield protocol.encode(protocol.Heartbeat())
+                continue
+            message, data = piece
             arrival.num_bytes += len(data)
             arrival.num_sent_bytes += len(data)
             arrival.moved_s = time.monotonic()
@@ -145,3 +154,43 @@ class _Sender:
                 self.offer(index)
             elif now - arrival.moved_s > _STALL_LIMIT_S:
                 arrival.problem = f"nothing has moved for {_STALL_LIMIT_S:.0f} s"
+
+
+def keep_alive(pieces: Iterable[Piece], beat_s: float = HEARTBEAT_S) -> Iterator[Piece | None]:
+    """The same pieces, read ahead in a thread; None whenever the next one takes so long.
+
+    While a channel waits for a piece it sends nothing else, and a host that hears nothing takes its driver for dead:
+    a disk that stands still for a while must not end the sync.
+    """
+    ready: queue.Queue[Piece | None] = queue.Queue(_AHEAD)
+    is_over = threading.Event()
+
+    def put(piece: Piece | None) -> bool:
+        while not is_over.is_set():
+            try:
+                ready.put(piece, timeout=0.2)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def read() -> None:
+        for piece in pieces:
+            if not put(piece):
+                return
+        put(None)
+
+    reader = threading.Thread(target=read, name="read-ahead", daemon=True)
+    reader.start()
+    try:
+        while True:
+            try:
+                piece = ready.get(timeout=beat_s)
+            except queue.Empty:
+                yield None
+                continue
+            if piece is None:
+                return
+            yield piece
+    finally:
+        is_over.set()  # also where the channel has closed, and nobody wants the rest
