@@ -151,6 +151,8 @@ class Guards:
             expression = expression.args[0]
         if environment_variable(source, expression) in ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"):
             return True
+        if isinstance(expression, ast.Call) and source.resolve(expression.func) == "horovod.torch.size":
+            return True
         return bool(_COUNT.match(last_word(expression)))
 
     # Conditions

@@ -17,6 +17,7 @@ MAX_PORT = 65535
 _MEETING_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
 # What is no choice in a script that trains on GPUs.
 _ALWAYS = re.compile(r"^__name__ ==|^torch\.\w+\.is_available\(\)$|is_available\(\)$")
+_ABOUT_LAUNCHERS = re.compile(r"environ|getenv|slurm|(?<![a-z])o?mpi(?![a-z])", re.I)
 _THIS_MACHINE = re.compile(r"^tcp://(localhost|127\.0\.0\.1|\[::1\])(:|$)")
 _JOINING = "run = paceline.init(); model, optimizer = run.prepare(model, optimizer)"
 _INIT = "torch.distributed.init_process_group"
@@ -102,8 +103,7 @@ def _as_port(value: ast.expr) -> int | None:
 
 def _asks_environment(condition: Condition) -> bool:
     """It looks for variables, or it is about a scheduler."""
-    text = ast.unparse(condition.test)
-    return "environ" in text or "getenv" in text or "slurm" in text.lower() or "mpi" in text.lower()
+    return bool(_ABOUT_LAUNCHERS.search(ast.unparse(condition.test)))
 
 
 def _keeps_what_is_there(source: Source, value: ast.expr, name: str) -> bool:
@@ -146,9 +146,8 @@ def _judge_meeting(source: Source, call: ast.Call, origin: Value, address: str) 
     remedy = home.replaced((node, '"env://"'))
     if address.startswith("file://"):
         return "warning", node, "the ranks meet in a file, which all hosts would have to share", remedy
-    is_default = (
-        isinstance(home.parents.get(node), ast.keyword) and last_word(home.parents[home.parents[node]]) != _INIT
-    )
+    above = home.parents[node]
+    is_default = isinstance(above, ast.keyword) and home.parents[above] is not call
     is_certain = not is_default and not _conditions_above(source, call)
     if _THIS_MACHINE.match(address):
         text = f"the ranks meet at {address}, which is another machine on each host"

@@ -1,0 +1,156 @@
+"""Rules about how the data is divided among the ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from script_cases import SETUP, Case, confirm, look
+
+WRAPPED = SETUP + "dataset = make(); model = DDP(nn.Linear(1, 1))\n"
+
+CASES = [
+    Case(
+        check="missing-set-epoch",
+        bad="""
+        sampler = DistributedSampler(dataset)  #!
+        loader = DataLoader(dataset, sampler=sampler)
+        for epoch in range(9):
+            for x in loader: pass
+        """,
+        good="""
+        sampler = DistributedSampler(dataset)
+        loader = DataLoader(dataset, sampler=sampler)
+        for epoch in range(9):
+            loader.sampler.set_epoch(epoch)
+            for x in loader: pass
+        """,
+        remedy="sampler.set_epoch(epoch)  # first in the loop of train.py:12",
+    ),
+    Case(
+        check="missing-set-epoch",
+        bad="""
+        train_loader = DataLoader(dataset, sampler=DistributedSampler(dataset, shuffle=True))  #!
+        for e in range(args.epochs):
+            for x in train_loader: pass
+        """,
+        good="""
+        train_loader = DataLoader(dataset, sampler=DistributedSampler(dataset, shuffle=False))
+        val_loader = DataLoader(dataset, sampler=DistributedSampler(dataset))
+        for e in range(args.epochs):
+            for x in train_loader: pass
+        """,
+        remedy="train_loader.sampler.set_epoch(e)",
+    ),
+    Case(
+        check="missing-set-epoch",
+        bad="sampler = DistributedSampler(dataset)  #!\nfor epoch in range(9): pass\n",
+        good="sampler = DistributedSampler(dataset)\nfor x in DataLoader(dataset, sampler=sampler): pass\n",
+    ),
+    Case(
+        check="unsharded-training-data",
+        bad="loader = DataLoader(dataset, 32, shuffle=True, num_workers=2)  #!\n",
+        good="""
+        test_loader = DataLoader(dataset, 32, shuffle=True)
+        loader = DataLoader(dataset, 32, sampler=DistributedSampler(dataset))
+        other = DataLoader(dataset, **options)
+        if dist.get_world_size() == 1:
+            train_loader = DataLoader(dataset, 32, shuffle=True)
+        """,
+        remedy="DataLoader(dataset, 32, num_workers=2, sampler=torch.utils.data.DistributedSampler(dataset))",
+        head=WRAPPED,
+    ),
+    Case(
+        check="unsharded-training-data",
+        bad="train_loader = DataLoader(dataset)  #!\n",
+        good="""
+        class Stream(torch.utils.data.IterableDataset):
+            pass
+        train_loader = DataLoader(Stream())
+        part = split_dataset_by_node(dataset, rank=dist.get_rank(), world_size=dist.get_world_size())
+        train_part = DataLoader(part, shuffle=True)
+        """,
+        head=WRAPPED,
+    ),
+    Case(
+        check="unsharded-training-data",
+        bad="import horovod.torch as hvd\nhvd.init()\ntrain_loader = DataLoader(dataset)  #!\n",
+        good="""
+        from accelerate import Accelerator
+        accelerator = Accelerator()
+        train_loader = accelerator.prepare(DataLoader(dataset, shuffle=True))
+        """,
+        head=WRAPPED,
+    ),
+    Case(
+        check="padded-evaluation",
+        bad="val_sampler = DistributedSampler(val_set, shuffle=False)  #!\n",
+        good="val_sampler = DistributedSampler(val_set, shuffle=False, drop_last=True)\n",
+        remedy="val_sampler = DistributedSampler(val_set, shuffle=False, drop_last=True)",
+    ),
+    Case(
+        check="padded-evaluation",
+        bad="""
+        def load(data):
+            return DataLoader(data, sampler=DistributedSampler(data))  #!
+        train, test = load(train_set), load(test_set)
+        """,
+        good="""
+        def load(data):
+            return DataLoader(data, sampler=DistributedSampler(data))
+        train, more = load(train_set), load(latest_set)
+        """,
+    ),
+    Case(
+        check="padded-evaluation",
+        bad="loader = DataLoader(dev_set, sampler=DistributedSampler(dev_set))  #!\n",
+        good="""
+        loader = DataLoader(dev_set, sampler=DistributedSampler(dev_set))
+        scores = gather(loader)[: len(dev_set)]
+        """,
+    ),
+    Case(
+        check="batch-size-and-learning-rate",
+        status="ok",
+        bad="loader = DataLoader(dataset, batch_size=64, sampler=DistributedSampler(dataset))  #!\n",
+        good="""
+        batch_size = 64 // dist.get_world_size()
+        loader = DataLoader(dataset, batch_size=batch_size, sampler=DistributedSampler(dataset))
+        """,
+        remedy="batch_size=64 // dist.get_world_size()",
+        head=WRAPPED,
+    ),
+    Case(
+        check="batch-size-and-learning-rate",
+        status="ok",
+        bad="loader = DataLoader(dataset, 64, sampler=DistributedSampler(dataset))  #!\n",
+        good="""
+        loader = DataLoader(dataset, 64, sampler=DistributedSampler(dataset))
+        lr = args.lr * dist.get_world_size()
+        """,
+        head=WRAPPED,
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rule(tmp_path: Path, case: Case) -> None:
+    confirm(tmp_path, case)
+
+
+@pytest.mark.parametrize(
+    "framework",
+    [
+        "from accelerate import Accelerator\nAccelerator()",
+        "import lightning as L\nL.Trainer()",
+        "import pytorch_lightning as pl\npl.Trainer()",
+        "from transformers import Trainer\nTrainer().train()",
+        "import paceline\npaceline.init()",
+    ],
+)
+def test_frameworks_are_not_accused_of_what_they_do(tmp_path: Path, framework: str) -> None:
+    """Each of these divides the data and tells the sampler the epoch by itself."""
+    text = SETUP + framework + "\nmodel = DDP(nn.Linear(1, 1))\n"
+    text += "train_loader = DataLoader(dataset, shuffle=True)\nval_sampler = DistributedSampler(val_set)\n"
+    text += "train_sampler = DistributedSampler(train_set)\nfor epoch in range(9): pass\n"
+    assert look(tmp_path, text) == []
