@@ -76,6 +76,7 @@ def who(folder: Path, condition: str) -> str | None:
         ("hvd.local_rank() == 0", "one per host"),
         ("accelerator.is_local_main_process", "one per host"),
         ("rank % 8 == 0", "one per host"),
+        ("node_rank == 0 and local == 0", "one"),
         ("rank != 0", "others"),
         ("rank > 0", "others"),
         ("rank", "others"),
@@ -116,6 +117,9 @@ PLACES = [
     ("@rank_zero_only\ndef f():\n    here()\nf()\n", "one"),
     ("def f():\n    here()\n    f()\nf()\n", None),
     ("if epoch == 0:\n    here()\n", None),
+    ("def f(step):\n    if step % 10 == 0:\n        here()\nfor step in range(99):\n    f(step)\n", None),
+    ("def f(step):\n    if step == 0:\n        here()\nfor step in range(99):\n    f(step)\n", None),
+    ("class A:\n    def f(self):\n        here()\na = A()\nif rank == 0:\n    a.f()\n", "one"),
     ("while rank == 0:\n    here()\n", "one"),
 ]
 

@@ -51,6 +51,7 @@ _MAIN = re.compile(
     r"|^(should|is|do)_(save|saver|log)(_\w+)?$",
     re.I,
 )
+_HOST = re.compile(r"(node|machine|host|group)_?(id|idx|index|rank)$", re.I)
 _MAIN_DECORATOR = re.compile(r"(rank_?zero|rank_?0|(main|master|primary)(_?process)?)(_(only|first))?$", re.I)
 
 
@@ -95,14 +96,13 @@ class Guards:
         return self._scopes[expression]
 
     def _find_rank_scope(self, source: Source, expression: ast.expr) -> Scope | None:
-        if isinstance(expression, ast.Name) and (source.function_of(expression), expression.id) in source.counters:
+        if source.is_counter(expression):
             return None
         origins = self.program.origins(source, expression)
-        found = [self._rank_scope_of(*origin) for origin in origins]
-        is_index = any(self.program.is_index(*value) for value in (Value(source, expression), *origins))
-        if is_index or "host" in found:
+        found = {scope for origin in origins if (scope := self._rank_scope_of(*origin)) is not None}
+        if found == {"host"} or any(self.program.is_index(*origin) for origin in origins):
             return "host"
-        if "run" in found:
+        if found == {"run"}:
             return "run"
         word = last_word(expression)
         if isinstance(expression, ast.Name | ast.Attribute | ast.Call) and word:
@@ -110,7 +110,7 @@ class Guards:
                 return "host"
             if _RANK_OF_RUN.match(word) and "group" not in word:
                 return "run"
-        return None
+        return "run" if found else None
 
     def is_local_rank(self, source: Source, expression: ast.expr) -> bool:
         """It comes from the environment as the rank on the host."""
@@ -173,7 +173,11 @@ class Guards:
             return self.who(source, test.operand, truth=not truth)
         if isinstance(test, ast.BoolOp):
             parts = [self.who(source, part, truth=truth) for part in test.values]
-            return _all_of(parts) if isinstance(test.op, ast.And) is truth else _any_of(parts)
+            if isinstance(test.op, ast.And) is not truth:
+                return _any_of(parts)
+            found = _all_of(parts)
+            is_on_first_host = any(isinstance(part, ast.Compare) and _is_first_host(part) for part in test.values)
+            return dataclasses.replace(found, scope="run") if found is not None and is_on_first_host else found
         found = self._who_compares(source, test) if isinstance(test, ast.Compare) else self._who_is(source, test)
         return found if truth or found is None else dataclasses.replace(found, kind=_OPPOSITE[found.kind])
 
@@ -304,9 +308,22 @@ class Guards:
         return _any_of(found) if found and all(who and who.kind != "many" for who in found) else own
 
     def is_called(self, source: Source, node: ast.AST) -> bool:
-        """Whether it is known who calls the function around a node; code outside of functions counts as called."""
-        function: Function | None = source.function_of(node)
-        return function is None or bool(self.program.sites_of(function))
+        """Whether it is known who calls the function around a node, and that this is called, too."""
+        function = source.function_of(node)
+        return function is None or any(
+            self._is_reached(*site[:2], {function}) for site in self.program.sites_of(function)
+        )
+
+    def _is_reached(self, source: Source, node: ast.AST, seen: set[Function]) -> bool:
+        function = source.function_of(node)
+        if function is None or function in self.program.referenced or function.decorator_list:
+            return True
+        sites = self.program.sites_of(function)
+        if not sites:
+            return isinstance(source.parents[function], ast.ClassDef)  # for methods, callers are seldom known
+        if function in seen:
+            return False
+        return any(self._is_reached(site.source, site.call, {*seen, function}) for site in sites)
 
 
 @functools.lru_cache(maxsize=1)
@@ -324,6 +341,12 @@ def environment_variable(source: Source, expression: ast.expr) -> str | None:
     else:
         return None
     return name if isinstance(name, str) else None
+
+
+def _is_first_host(test: ast.Compare) -> bool:
+    """`node_rank == 0`"""
+    is_zero = isinstance(test.ops[0], ast.Eq) and constant_of(test.comparators[0]) == 0
+    return is_zero and bool(_HOST.search(last_word(test.left)))
 
 
 def _left_before(source: Source, node: ast.AST) -> Iterator[tuple[ast.expr, bool]]:

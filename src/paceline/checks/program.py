@@ -132,8 +132,27 @@ class Program:
             return self._method(source, around, call.func.attr) if around else None
         if isinstance(call.func.value, ast.Name) and call.func.value.id in source.names:
             return None  # a module that is not the project's
+        for owner, node in self._classes_of(source, call.func.value):
+            if (method := self._method(owner, node, call.func.attr)) is not None:
+                return method
         methods = self._methods_by_name.get(call.func.attr, [])
         return methods[0] if len(methods) == 1 and call.func.attr not in _COMMON_METHODS else None
+
+    def _classes_of(self, source: Source, receiver: ast.expr) -> Iterator[tuple[Source, ast.ClassDef]]:
+        """The project's classes that an object was made from, where a name is given it in sight."""
+        values: list[Value] = []
+        if isinstance(receiver, ast.Name):
+            scope = source.function_of(receiver)
+            assigned = source.assigned.get((scope, receiver.id)) or source.assigned.get((None, receiver.id), [])
+            values = [Value(source, one.value) for one in assigned if one.index is None]
+        elif isinstance(receiver, ast.Attribute):
+            values = [Value(home, one.value) for home, _, one in self._attributes.get(receiver.attr, [])]
+        elif isinstance(receiver, ast.Call):
+            values = [Value(source, receiver)]
+        for home, value in values:
+            found = self.find_definition(home, value.func) if isinstance(value, ast.Call) else None
+            if found is not None and isinstance(found[1], ast.ClassDef):
+                yield found[0], found[1]
 
     def _method(self, source: Source, around: ast.ClassDef | None, name: str, depth: int = MAX_DEPTH) -> Owned | None:
         """A method of a class or of those it is derived from."""
@@ -174,15 +193,36 @@ class Program:
         return found
 
     @functools.cached_property
-    def spawned(self) -> set[Function]:
-        """The functions that are given the index of their process first."""
-        found: set[Function] = set()
+    def _indices(self) -> dict[Function, set[str]]:
+        """The parameters in which a function is given the number of the process that it runs in."""
+        found: dict[Function, set[str]] = {}
         for source in self.sources:
             for call in source.find(ast.Call):
                 for target, arguments in _handed_over(source, call):
                     definition = self.find_definition(source, target)
-                    if definition is not None and is_function(definition[1]) and arguments[:1] == [None]:
-                        found.add(definition[1])
+                    if definition is not None and is_function(definition[1]):
+                        named = zip(parameters_of(definition[1]), arguments, strict=False)
+                        numbers = {name for name, given in named if given is None or source.is_counter(given)}
+                        found.setdefault(definition[1], set()).update(numbers)
+        return found
+
+    def is_index(self, source: Source, node: ast.expr) -> bool:
+        """Whether this parameter is the number of a process that the script has started itself."""
+        function = source.function_of(node)
+        return isinstance(node, ast.Name) and function is not None and node.id in self._indices.get(function, ())
+
+    @functools.cached_property
+    def referenced(self) -> set[Function]:
+        """The functions that live code hands on, to be called elsewhere."""
+        found: set[Function] = set()
+        for source in self.sources:
+            for node in source.find(ast.Name, ast.Attribute):
+                parent = source.parents[node]
+                if isinstance(parent, ast.Attribute) or (isinstance(parent, ast.Call) and parent.func is node):
+                    continue
+                definition = self.find_definition(source, node)
+                if definition is not None and is_function(definition[1]):
+                    found.add(definition[1])
         return found
 
     def sites_of(self, function: Function) -> list[Site]:
@@ -219,14 +259,6 @@ class Program:
             self._known_origins[expression] = list(self._origins(Value(source, expression), MAX_DEPTH, set()))
         return self._known_origins[expression]
 
-    def is_index(self, source: Source, node: ast.expr) -> bool:
-        """Whether this name counts processes: in a loop over a range, or as what `spawn` gives to each of them."""
-        function = source.function_of(node)
-        if not isinstance(node, ast.Name):
-            return False
-        is_given = function in self.spawned and parameters_of(function)[:1] == [node.id]
-        return is_given or (function, node.id) in source.counters
-
     def first_origins(self, source: Source, node: ast.Name | ast.Attribute) -> list[Value]:
         """One step back: what a name or an attribute is given, wherever that is seen."""
         if isinstance(node, ast.Name):
@@ -251,7 +283,7 @@ class Program:
             owned = self.find_function(source, node)
             if owned is not None and owned.function.name != "__init__":
                 steps = self.returns_of(owned)
-        if not steps:
+        if not steps or self.is_index(source, node):
             yield value
         for step in steps:
             yield from self._origins(step, depth - 1, seen)

@@ -175,8 +175,8 @@ def find_own_workers(source: Source) -> Iterator[Finding]:
         if target is None or not _makes_process_group(source, target):
             continue
         status: Status = "warning" if _conditions_above(source, call) else "failure"
-        is_index = source.program.is_index
-        parts = ['int(os.environ["RANK"])' if is_index(source, part) else ast.unparse(part) for part in arguments]
+        is_counter = source.is_counter
+        parts = ['int(os.environ["RANK"])' if is_counter(part) else ast.unparse(part) for part in arguments]
         remedy = source.replaced((call, f"{ast.unparse(target)}({', '.join(parts)})"))
         remedy = f"{remedy}  # and init_process_group without rank and world_size"
         text = "this starts ranks of its own on every host, beside those of the launcher"

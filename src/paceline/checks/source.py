@@ -135,10 +135,13 @@ class Source:
         return {node.name: node for node in inner if not isinstance(self.parents[node], ast.ClassDef)}
 
     @functools.cached_property
-    def counters(self) -> set[tuple[ast.AST | None, str]]:
-        """The names of loops over a range, with the function that they stand in (None: the module)."""
+    def _counters(self) -> set[tuple[ast.AST | None, str]]:
         loops = (node for node in self.nodes if isinstance(node, ast.For) and "range(" in ast.unparse(node.iter))
         return {(self.function_of(loop), loop.target.id) for loop in loops if isinstance(loop.target, ast.Name)}
+
+    def is_counter(self, node: ast.AST) -> bool:
+        """Whether this is the name of a loop over a range, in its function."""
+        return isinstance(node, ast.Name) and (self.function_of(node), node.id) in self._counters
 
     @functools.cached_property
     def all_assignments(self) -> list[tuple[ast.expr, Assignment]]:
