@@ -21,6 +21,8 @@ local = int(os.environ.get("LOCAL_RANK", 0))
 world_size = dist.get_world_size()
 ddp = world_size > 1
 is_first = dist.get_rank() == 0
+is_alone_or_first = not ddp or rank == 0
+is_first_of_all = args.node_id == 0 and local == 0
 writer = open("log") if rank == 0 else None
 nothing = None
 def get_my_rank():
@@ -77,6 +79,8 @@ def who(folder: Path, condition: str) -> str | None:
         ("accelerator.is_local_main_process", "one per host"),
         ("rank % 8 == 0", "one per host"),
         ("node_rank == 0 and local == 0", "one"),
+        ("is_alone_or_first", "one"),
+        ("is_first_of_all", "one"),
         ("rank != 0", "others"),
         ("rank > 0", "others"),
         ("rank", "others"),
@@ -120,6 +124,7 @@ PLACES = [
     ("def f(step):\n    if step % 10 == 0:\n        here()\nfor step in range(99):\n    f(step)\n", None),
     ("def f(step):\n    if step == 0:\n        here()\nfor step in range(99):\n    f(step)\n", None),
     ("class A:\n    def f(self):\n        here()\na = A()\nif rank == 0:\n    a.f()\n", "one"),
+    ("def f():\n    here()\nwith torch_distributed_zero_first(rank):\n    f()\n", "one"),
     ("while rank == 0:\n    here()\n", "one"),
 ]
 

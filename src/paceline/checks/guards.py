@@ -52,6 +52,7 @@ _MAIN = re.compile(
     re.I,
 )
 _HOST = re.compile(r"(node|machine|host|group)_?(id|idx|index|rank)$", re.I)
+_FIRST = re.compile(r"(zero|main|master|rank0|process|local)\w*_first$", re.I)
 _MAIN_DECORATOR = re.compile(r"(rank_?zero|rank_?0|(main|master|primary)(_?process)?)(_(only|first))?$", re.I)
 
 
@@ -297,6 +298,9 @@ class Guards:
         own = self.own_guard(source, node)
         if own is not None and own.kind != "many":
             return own
+        blocks = (parent for parent in source.ancestors(node) if isinstance(parent, ast.With))
+        if any(_FIRST.search(last_word(item.context_expr)) for block in blocks for item in block.items):
+            return Who(kind="one", is_sure=False)  # the others come later, and find what the first has left
         function = source.function_of(node)
         if function is None or not depth:
             return own

@@ -273,8 +273,9 @@ class Program:
         steps: list[Value] = []
         if isinstance(node, ast.IfExp):
             steps = [Value(source, node.body), Value(source, node.orelse)]
-        elif isinstance(node, ast.BoolOp):
-            steps = [Value(source, part) for part in node.values]
+        elif isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or):
+            is_condition = any(isinstance(part, ast.Compare | ast.BoolOp | ast.UnaryOp) for part in node.values)
+            steps = [] if is_condition else [Value(source, part) for part in node.values]
         elif isinstance(node, ast.NamedExpr):
             steps = [Value(source, node.value)]
         elif isinstance(node, ast.Name | ast.Attribute):

@@ -125,6 +125,8 @@ def find_device_from_rank(source: Source) -> Iterator[Finding]:
             continue
         seen.add(text)
         is_sure = guards.is_surely_rank_of_run(source, expression)
+        if all(constant_of(node) is not None for _, node in source.program.origins(source, expression)):
+            continue  # called a rank, but nobody is seen to give it one
         yield source.finding(
             "device-from-rank",
             "failure" if is_sure else "warning",
