@@ -70,6 +70,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         tier = find_tier(item.path.relative_to(config.rootpath), {marker.name for marker in item.iter_markers()})
         ledger.tier_of[item.nodeid] = tier
+        if item.get_closest_marker("large") and "PACELINE_LARGE_TESTS" not in os.environ:
+            item.add_marker(pytest.mark.skip(reason="one of a kind that runs: PACELINE_LARGE_TESTS=1"))
     items.sort(key=lambda item: list(TIERS).index(ledger.tier_of[item.nodeid]))  # what is cheap fails first
 
 

@@ -111,6 +111,7 @@ def test_three_kinds_of_firewalls(lab: Lab) -> None:
     ]
 
 
+@pytest.mark.large
 @needs_nft
 def test_the_command_that_was_named_opens_the_firewall(lab: Lab) -> None:
     with filtering(lab, "h2", "tcp dport 30000-65535 drop"):
@@ -121,6 +122,7 @@ def test_the_command_that_was_named_opens_the_firewall(lab: Lab) -> None:
         assert look(lab, "--quick", hosts="h1,h2") == []
 
 
+@pytest.mark.large
 def test_a_host_in_another_subnet(lab: Lab) -> None:
     near, far = "ip address {verb} 10.88.0.{}/24 dev eth0", "ip address {verb} 10.99.0.{}/24 dev eth0"
     with changed(lab, ["h1", "h3"], near.replace("{verb}", "add"), near.replace("{verb}", "del")):
@@ -132,6 +134,7 @@ def test_a_host_in_another_subnet(lab: Lab) -> None:
     assert all("--nic" in finding["remedy"] for finding in findings)
 
 
+@pytest.mark.large
 def test_a_link_that_is_down(lab: Lab) -> None:
     make = "ip link add eth1 link eth0 type macvlan mode bridge; ip address add 10.55.0.{}/24 dev eth1"
     with changed(lab, lab.hosts, make, "ip link del eth1"):
@@ -150,6 +153,7 @@ def test_another_mtu_on_one_side(lab: Lab) -> None:
     assert finding["remedy"] == "On h2:  ip link set dev eth0 mtu 1500"
 
 
+@pytest.mark.large
 @needs_nft
 def test_large_packets_that_get_lost(lab: Lab) -> None:
     # So small a bucket makes the kernel cut into packets what a virtual cable would else carry as one piece.
@@ -162,6 +166,7 @@ def test_large_packets_that_get_lost(lab: Lab) -> None:
     assert "ip link set dev eth0 mtu 1420" in finding["remedy"]
 
 
+@pytest.mark.large
 def test_one_link_of_four_is_slow(lab: Lab) -> None:
     with changed(lab, ["h3"], f"{SHAPE} rate 100mbit burst 16384 latency 50ms", f"{SHAPE} {GIGABIT}"):
         lines = check(lab).splitlines()

@@ -75,7 +75,7 @@ def test_from_another_host_to_the_same_path(lab: Lab) -> None:
     assert not list((lab.home("h1") / ENVIRONMENTS).glob("from-*")), "what came through h1 is gone again"
 
 
-@pytest.mark.skipif("PACELINE_LARGE_TESTS" not in os.environ, reason="a gigabyte travels: PACELINE_LARGE_TESTS=1")
+@pytest.mark.large
 @pytest.mark.timeout(400)
 def test_torch_for_a_host_that_has_none(lab: Lab) -> None:
     """All of this interpreter's packages, a gigabyte; then a training on both hosts, each with its own."""

@@ -269,6 +269,7 @@ else:
             ENDLESS_LOADER,
             ["rank 0 waits for rank 1, which is in the script", "busy, after step 5 (train.py:"],
             id="endless-loader",
+            marks=pytest.mark.large,
         ),
         pytest.param(
             MISMATCH,
@@ -279,6 +280,7 @@ else:
                 "  rank 1 waits in barrier after step 10 (train.py:",
             ],
             id="mismatch",
+            marks=pytest.mark.large,
         ),
     ],
 )

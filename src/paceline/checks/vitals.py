@@ -174,7 +174,8 @@ def _can_install() -> bool:
     """Debian's own Python refuses pip, and a bare venv has none."""
     mark = os.path.join(os.path.dirname(os.__file__), "EXTERNALLY-MANAGED")
     is_closed = sys.prefix == sys.base_prefix and os.path.exists(mark)
-    return importlib.util.find_spec("pip") is not None and not is_closed
+    # Looked for by hand: to ask the import system for pip wakes hooks of setuptools.
+    return any(os.path.isdir(os.path.join(folder, "pip")) for folder in sys.path) and not is_closed
 
 
 def _package_folders() -> list[str]:
