@@ -13,7 +13,7 @@ CASES = [
     Case(
         check="missing-set-epoch",
         bad="""
-        sampler = DistributedSampler(dataset)  #!
+        sampler, shuffle = DistributedSampler(dataset), False  #!
         loader = DataLoader(dataset, sampler=sampler)
         for epoch in range(9):
             for x in loader: pass

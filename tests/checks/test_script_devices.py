@@ -121,6 +121,20 @@ CASES = [
         head=IMPORTS + "import argparse\nparser = argparse.ArgumentParser()\ndist.init_process_group('nccl')\n",
     ),
     Case(
+        check="local-rank-argument",
+        status="failure",
+        bad="""
+        parser.add_argument("--local_rank", type=int, required=True)  #!
+        torch.cuda.set_device(parser.parse_args().local_rank)
+        """,
+        good="""
+        parser.add_argument("--local_rank", type=int, default=int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(parser.parse_args().local_rank)
+        """,
+        remedy="add_argument('--local_rank', type=int, default=int(os.environ.get(\"LOCAL_RANK\", 0)))",
+        head=IMPORTS + "import argparse\nparser = argparse.ArgumentParser()\ndist.init_process_group('nccl')\n",
+    ),
+    Case(
         check="data-parallel",
         bad="model = nn.DataParallel(nn.Linear(1, 1))  #!\n",
         good="""

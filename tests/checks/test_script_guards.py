@@ -125,6 +125,8 @@ PLACES = [
     ("def f(step):\n    if step == 0:\n        here()\nfor step in range(99):\n    f(step)\n", None),
     ("class A:\n    def f(self):\n        here()\na = A()\nif rank == 0:\n    a.f()\n", "one"),
     ("def f():\n    here()\nwith torch_distributed_zero_first(rank):\n    f()\n", "one"),
+    ("def f(is_new):\n    if is_new:\n        here()\nf(False)\n", "single"),
+    ("def f(is_new):\n    if is_new:\n        here()\nf(False)\nf(True)\n", None),
     ("while rank == 0:\n    here()\n", "one"),
 ]
 

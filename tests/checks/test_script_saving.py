@@ -95,6 +95,7 @@ CASES = [
         good="""
         checkpoint = torch.load("model.pt", map_location="cpu")
         images = torch.load("images.bin")
+        own = torch.load(f"model-{dist.get_rank()}.pt")
         if dist.get_rank() == 0:
             best = torch.load("best.pt")
         """,

@@ -18,10 +18,11 @@ from paceline.checks.source import (
     Function,
     Source,
     always_leaves,
-    argument_of,
     constant_of,
+    environment_variable,
     is_function,
     last_word,
+    parameters_of,
 )
 
 Scope = Literal["run", "host"]
@@ -250,6 +251,8 @@ class Guards:
 
     def _who_is(self, source: Source, test: ast.expr) -> Who | None:
         """Of a name, an attribute or a call."""
+        if isinstance(test, ast.Name) and (constant := self._constant_given(source, test)) is not None:
+            return Who(kind="many" if constant else "single")
         if isinstance(test, ast.Call | ast.Name | ast.Attribute):
             others = [origin for origin in self.program.origins(source, test) if origin.node is not test]
             whos = [who for origin in others if (who := self.who(origin.source, origin.node)) is not None]
@@ -270,6 +273,15 @@ class Guards:
         if _DISTRIBUTED.match(word):
             return Who(kind="many")
         return self._who_has(source, test)
+
+    def _constant_given(self, source: Source, name: ast.Name) -> bool | None:
+        """What a parameter always is, where all that call the function are seen to pass the same."""
+        function = source.function_of(name)
+        if function is None or name.id not in parameters_of(function) or not self.program.sites_of(function):
+            return None
+        origins = [node for _, node in self.program.origins(source, name)]
+        sides = {bool(node.value) for node in origins if isinstance(node, ast.Constant)}
+        return sides.pop() if len(sides) == 1 and all(isinstance(node, ast.Constant) for node in origins) else None
 
     # Places
 
@@ -334,17 +346,6 @@ class Guards:
 def guards_of(program: Program) -> Guards:
     """One for all rules, as they ask the same questions."""
     return Guards(program)
-
-
-def environment_variable(source: Source, expression: ast.expr) -> str | None:
-    """`RANK` of `os.environ["RANK"]`, of `os.environ.get("RANK", 0)` and of `os.getenv("RANK")`."""
-    if isinstance(expression, ast.Subscript) and source.resolve(expression.value) == "os.environ":
-        name = constant_of(expression.slice)
-    elif isinstance(expression, ast.Call) and source.resolve(expression.func) in ("os.environ.get", "os.getenv"):
-        name = constant_of(argument_of(expression, "key", 0))
-    else:
-        return None
-    return name if isinstance(name, str) else None
 
 
 def _is_first_host(test: ast.Compare) -> bool:

@@ -92,12 +92,11 @@ def find_missing_set_epoch(source: Source) -> Iterator[Finding]:
 def _sampler_name(source: Source, call: ast.Call) -> str:
     """How the sampler can be named in the loop."""
     statement = source.statement_of(call)
-    target = next((target for target, one in source.all_assignments if one.statement is statement), None)
-    if target is None:
-        return "loader.sampler"
-    value = getattr(statement, "value", None)
-    is_whole = value is call or isinstance(value, ast.IfExp)
-    return ast.unparse(target) if is_whole else f"{ast.unparse(target)}.sampler"
+    pairs = [(target, one.value) for target, one in source.all_assignments if one.statement is statement]
+    for target, value in pairs:
+        if value is call or (isinstance(value, ast.IfExp) and call in (value.body, value.orelse)):
+            return ast.unparse(target)
+    return f"{ast.unparse(pairs[0][0]) if pairs else 'loader'}.sampler"
 
 
 @check("unsharded-training-data")

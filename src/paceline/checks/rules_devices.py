@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator
 
 from paceline.checks.findings import Finding, check
-from paceline.checks.guards import environment_variable, guards_of
+from paceline.checks.guards import guards_of
 from paceline.checks.program import Program
-from paceline.checks.source import Source, argument_of, constant_of, last_word
+from paceline.checks.source import Source, argument_of, constant_of, environment_variable, last_word
 from paceline.checks.training import LOCAL_RANK_TEXT, is_one_process_only, training_of, wrapper_named
 
 _DEVICE = re.compile(r"^cuda:(?P<index>\d)$")
@@ -192,9 +192,20 @@ def find_local_rank_argument(source: Source) -> Iterator[Finding]:
         default = argument_of(call, "default")
         is_used = any(node.attr == "local_rank" for other in program.sources for node in other.find(ast.Attribute))
         if home is source and is_used and (default is None or constant_of(default) is not None):
-            remedy = source.with_keyword(call, "default", 'int(os.environ.get("LOCAL_RANK", 0))')
-            text = "torchrun and paceline pass no --local_rank, so that every rank keeps its default"
-            yield source.finding("local-rank-argument", "failure", call, text, remedy)
+            is_required = constant_of(argument_of(call, "required")) is True
+            then = "argparse ends them all" if is_required else "every rank keeps its default"
+            text = f"torchrun and paceline pass no --local_rank to the ranks, so that {then}"
+            yield source.finding("local-rank-argument", "failure", call, text, _from_environment(source, call))
+
+
+def _from_environment(source: Source, call: ast.Call) -> str:
+    """The argument's line with the environment's value as its default, no longer required."""
+    value = 'int(os.environ.get("LOCAL_RANK", 0))'
+    kept = [keyword for keyword in call.keywords if keyword.arg not in ("required", "default")]
+    if len(kept) == len(call.keywords) or argument_of(call, "required") is None:
+        return source.with_keyword(call, "default", value)
+    parts = [ast.unparse(part) for part in [*call.args, *kept]]
+    return source.replaced((call, f"{ast.unparse(call.func)}({', '.join(parts)}, default={value})"))
 
 
 @functools.lru_cache(maxsize=1)

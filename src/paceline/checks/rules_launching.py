@@ -45,7 +45,9 @@ def _conditions_above(source: Source, node: ast.AST, depth: int = 4) -> list[Con
 
 
 def _is_alone(source: Source, node: ast.AST) -> bool:
-    """Only a run of one process comes here."""
+    """Only a run of one process comes here, or one in which something has failed, as a look for variables."""
+    if any(isinstance(parent, ast.ExceptHandler) for parent in source.ancestors(node)):
+        return True
     guards = guards_of(source.program)
     for home, test, truth in _conditions_above(source, node):
         who = guards.who(home, test, truth=truth)

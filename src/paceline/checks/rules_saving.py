@@ -139,6 +139,8 @@ def find_load_without_map_location(source: Source) -> Iterator[Finding]:
         is_alone = who is not None and who.kind == "one"
         if any(keyword.arg is None for keyword in call.keywords) or not _CHECKPOINT.search(statement):
             continue
+        if _is_own_file(source, argument_of(call, "f", 0)):
+            continue
         if not is_alone and not is_one_process_only(source, call):
             text = "the tensors go to the GPU that they were saved from, for all ranks of a host the same one"
             remedy = source.with_keyword(call, "map_location", "'cpu'")

@@ -280,6 +280,17 @@ def last_word(expression: ast.AST) -> str:
     return expression.id if isinstance(expression, ast.Name) else ""
 
 
+def environment_variable(source: Source, expression: ast.expr) -> str | None:
+    """`RANK` of `os.environ["RANK"]`, of `os.environ.get("RANK", 0)` and of `os.getenv("RANK")`."""
+    if isinstance(expression, ast.Subscript) and source.resolve(expression.value) == "os.environ":
+        name = constant_of(expression.slice)
+    elif isinstance(expression, ast.Call) and source.resolve(expression.func) in ("os.environ.get", "os.getenv"):
+        name = constant_of(argument_of(expression, "key", 0))
+    else:
+        return None
+    return name if isinstance(name, str) else None
+
+
 def always_leaves(source: Source, block: list[ast.stmt]) -> bool:
     """Nothing below this block is reached once it has been entered."""
     last = block[-1] if block else None
