@@ -31,16 +31,18 @@ CASES = [
         check="missing-set-epoch",
         bad="""
         train_loader = DataLoader(dataset, sampler=DistributedSampler(dataset, shuffle=True))  #!
-        for e in range(args.epochs):
+        for i, e in enumerate(range(args.epochs)):
             for x in train_loader: pass
         """,
         good="""
         train_loader = DataLoader(dataset, sampler=DistributedSampler(dataset, shuffle=False))
         val_loader = DataLoader(dataset, sampler=DistributedSampler(dataset))
+        sampler = DistributedSampler(dataset)
+        test_loader = DataLoader(dataset, sampler=sampler)
         for e in range(args.epochs):
             for x in train_loader: pass
         """,
-        remedy="train_loader.sampler.set_epoch(e)",
+        remedy="train_loader.sampler.set_epoch(i)",
     ),
     Case(
         check="missing-set-epoch",

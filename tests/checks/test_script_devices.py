@@ -50,6 +50,17 @@ CASES = [
         """,
     ),
     Case(
+        check="hard-coded-device",
+        bad="""
+        os.environ["CUDA_VISIBLE_DEVICES"] = "0,1,2,3"
+        device = torch.device("cuda:0")  #!
+        """,
+        good="""
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["LOCAL_RANK"]
+        device = torch.device("cuda:0")
+        """,
+    ),
+    Case(
         check="device-from-rank",
         status="failure",
         bad="""

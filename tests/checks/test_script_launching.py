@@ -84,6 +84,9 @@ CASES = [
         parser.add_argument("--dist-url", default="env://")
         parser.add_argument("--tracker", default="tcp://localhost:1")
         args = parser.parse_args()
+        if args.dist_url == "auto":
+            assert args.num_machines == 1
+            args.dist_url = "tcp://127.0.0.1:1"
         dist.init_process_group("nccl", init_method=args.dist_url)
         """,
         remedy='default="env://"',

@@ -37,7 +37,7 @@ _RANK_OF_RUN = re.compile(
 )
 _COUNT = re.compile(
     r"^_?(get_)?((\w*_)?world_?size|n(um)?_?gpus?(_per_node)?|ngpus_per_node|gpu_num|num_processes|num_replicas|n?procs"
-    r"|device_count|num_tasks)$",
+    r"|device_count|num_tasks|(n|num)_?(nodes|machines|hosts))$",
     re.I,
 )
 _DISTRIBUTED = re.compile(

@@ -21,7 +21,7 @@ _OWN_DIVISION = {"accelerate", "lightning", "deepspeed", "transformers", "paceli
 
 
 def _names_around(source: Source, call: ast.Call) -> str:
-    """What a loader or a sampler is called, what it is made of, and the function that makes it: as words."""
+    """What a loader or a sampler is called, what it is made of and for, and the function that makes it: as words."""
     statement = source.statement_of(call)
     targets = [ast.unparse(target) for target, one in source.all_assignments if one.statement is statement]
     dataset = argument_of(call, "dataset", 0)
@@ -29,7 +29,15 @@ def _names_around(source: Source, call: ast.Call) -> str:
     parent = source.parents.get(call)
     key = [parent.arg] if isinstance(parent, ast.keyword) and parent.arg and parent.arg != "sampler" else []
     function = source.function_of(call)
-    return " ".join([*targets, *given, *key, function.name if function is not None else ""])
+    loaders = [
+        f"{ast.unparse(target)} {ast.unparse(argument_of(one.value, 'dataset', 0) or target)}"
+        for target, one in source.all_assignments
+        if isinstance(one.value, ast.Call)
+        and source.function_of(target) is function
+        and isinstance(sampler := argument_of(one.value, "sampler"), ast.Name)
+        and sampler.id in targets
+    ]
+    return " ".join([*targets, *given, *key, *loaders, function.name if function is not None else ""])
 
 
 def _datasets_passed(source: Source, call: ast.Call) -> str:
@@ -83,7 +91,12 @@ def find_missing_set_epoch(source: Source) -> Iterator[Finding]:
         if _EVALUATION.search(names) and not _TRAINING.search(names):
             continue
         home, head = loop
-        epoch = ast.unparse(head.target) if isinstance(head, ast.For) else "epoch"
+        names = (
+            [node.id for node in ast.walk(head.target) if isinstance(node, ast.Name)]
+            if isinstance(head, ast.For)
+            else []
+        )
+        epoch = next((name for name in names if "epoch" in name), names[0] if names else "epoch")
         text = "the sampler is never told the epoch, so that every epoch has the same order"
         remedy = f"{_sampler_name(source, call)}.set_epoch({epoch})  # first in the loop of {home.at(head)}"
         yield source.finding("missing-set-epoch", "warning", call, text, remedy)

@@ -23,7 +23,8 @@ def find_hard_coded_device(source: Source) -> Iterator[Finding]:
 
     What it looks at
         "cuda:0" and its like, `.cuda(0)`, `torch.cuda.set_device(0)` and `device_ids=[0]`; not where the script has
-        found out that it is the only process, and not a default that it replaces later.
+        found out that it is the only process, not a default that it replaces later, and not where each process sets
+        CUDA_VISIBLE_DEVICES for itself.
 
     Why it matters
         All ranks of a host would share that GPU: out of memory, or an error of NCCL's, and the others idle.
@@ -31,7 +32,7 @@ def find_hard_coded_device(source: Source) -> Iterator[Finding]:
     How to mend it
         Take the GPU whose number is LOCAL_RANK, which every launcher sets.
     """
-    for node, index in _numbered_devices(source):
+    for node, index in _numbered_devices(source) if not _hides_gpus(source.program) else ():
         if is_one_process_only(source, node) or _is_default(source, node) or _is_replaced_later(source, node):
             continue
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -40,6 +41,18 @@ def find_hard_coded_device(source: Source) -> Iterator[Finding]:
             remedy = source.replaced((node, LOCAL_RANK_TEXT))
         text = f"every rank of a host would use GPU {index}"
         yield source.finding("hard-coded-device", "warning", node, text, remedy)
+
+
+@functools.lru_cache(maxsize=1)
+def _hides_gpus(program: Program) -> bool:
+    """Each process lets itself see one GPU, which then is number 0."""
+    return any(
+        isinstance(target, ast.Subscript)
+        and constant_of(target.slice) == "CUDA_VISIBLE_DEVICES"
+        and not isinstance(one.value, ast.Constant)
+        for source in program.sources
+        for target, one in source.all_assignments
+    )
 
 
 def _numbered_devices(source: Source) -> Iterator[tuple[ast.expr, int]]:

@@ -138,8 +138,8 @@ def find_fixed_meeting_point(source: Source) -> Iterator[Finding]:
                 address = constant_of(node.func.value)
             if not isinstance(address, str) or not address.startswith(("tcp://", "file://")):
                 continue
-            if address.startswith("tcp://{") or address == "tcp://":
-                continue  # an address that is made elsewhere
+            if address.startswith("tcp://{") or address == "tcp://" or _is_alone(home, node):
+                continue  # an address that is made elsewhere, or that no other host comes to
             yield home.finding("fixed-meeting-point", *_judge_meeting(source, call, origin, address))
 
 
