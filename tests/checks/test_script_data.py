@@ -105,6 +105,25 @@ CASES = [
     ),
     Case(
         check="padded-evaluation",
+        bad="""
+        class Data:
+            def __init__(self):
+                sampler = DistributedSampler(test_set)  #!
+                self.loader = DataLoader(test_set, sampler=sampler)
+                self.test = self.loader
+        evaluate(Data().test)
+        """,
+        good="""
+        class Data:
+            def __init__(self):
+                sampler = DistributedSampler(test_set)
+                self.loader = DataLoader(test_set, sampler=sampler)
+                self.test = self.loader
+        train(Data())
+        """,
+    ),
+    Case(
+        check="padded-evaluation",
         bad="loader = DataLoader(dev_set, sampler=DistributedSampler(dev_set))  #!\n",
         good="""
         loader = DataLoader(dev_set, sampler=DistributedSampler(dev_set))

@@ -98,6 +98,11 @@ def test_rule(tmp_path: Path, case: Case) -> None:
     confirm(tmp_path, case)
 
 
+def test_bars_are_counted(tmp_path: Path) -> None:
+    bars = "for x in tqdm(loader): pass\n" * 3 + "for x in tqdm(loader): pass  # paceline: ignore\n"
+    assert [one.text for one in look(tmp_path, LOOP + bars)] == ["every rank shows this bar, and 2 more in this file"]
+
+
 def test_a_script_of_one_process_may_print(tmp_path: Path) -> None:
     text = "import torch\nfrom tqdm import tqdm\nfor x in tqdm(loader):\n    x.backward()\n    print(x)\n"
     assert {one.check for one in look(tmp_path, text)} == {"no-process-group"}

@@ -87,6 +87,7 @@ class Guards:
         self._asked: set[ast.AST] = set()
         self._known: dict[tuple[ast.AST, bool], Who | None] = {}
         self._scopes: dict[ast.AST, Scope | None] = {}
+        self._callers: dict[ast.AST, Who | None] = {}
 
     # Ranks and counts
 
@@ -305,7 +306,7 @@ class Guards:
         """Who runs a node, by the conditions inside its function."""
         return _all_of([self.who(source, test, truth=truth) for test, truth in self.conditions(source, node)])
 
-    def guard(self, source: Source, node: ast.AST, depth: int = 4) -> Who | None:
+    def guard(self, source: Source, node: ast.AST) -> Who | None:
         """Who runs a node, by its own conditions, or by those of all the places that call its function."""
         own = self.own_guard(source, node)
         if own is not None and own.kind != "many":
@@ -314,14 +315,20 @@ class Guards:
         if any(_FIRST.search(last_word(item.context_expr)) for block in blocks for item in block.items):
             return Who(kind="one", is_sure=False)  # the others come later, and find what the first has left
         function = source.function_of(node)
-        if function is None or not depth:
+        if function is None:
             return own
+        if function not in self._callers:
+            self._callers[function] = None  # while it is asked: functions may call each other
+            self._callers[function] = self._who_calls(function)
+        return self._callers[function] or own
+
+    def _who_calls(self, function: Function) -> Who | None:
+        """Who runs a function, if none of the known places that call it is for all ranks."""
         if any(_MAIN_DECORATOR.search(last_word(one)) for one in function.decorator_list):
             return Who(kind="one")
-        sites = self.program.sites_of(function)
-        outside = [site for site in sites if site.source.function_of(site.call) is not function]
-        found = [self.guard(site.source, site.call, depth - 1) for site in outside]
-        return _any_of(found) if found and all(who and who.kind != "many" for who in found) else own
+        sites = [site for site in self.program.sites_of(function) if site.source.function_of(site.node) is not function]
+        found = [self.guard(site.source, site.node) for site in sites]
+        return _any_of(found) if found and all(who and who.kind != "many" for who in found) else None
 
     def is_called(self, source: Source, node: ast.AST) -> bool:
         """Whether it is known who calls the function around a node, and that this is called, too."""
@@ -332,14 +339,14 @@ class Guards:
 
     def _is_reached(self, source: Source, node: ast.AST, seen: set[Function]) -> bool:
         function = source.function_of(node)
-        if function is None or function in self.program.referenced or function.decorator_list:
+        if function is None or function.decorator_list:
             return True
         sites = self.program.sites_of(function)
         if not sites:
             return isinstance(source.parents[function], ast.ClassDef)  # for methods, callers are seldom known
         if function in seen:
             return False
-        return any(self._is_reached(site.source, site.call, {*seen, function}) for site in sites)
+        return any(self._is_reached(site.source, site.node, {*seen, function}) for site in sites)
 
 
 @functools.lru_cache(maxsize=1)

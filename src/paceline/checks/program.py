@@ -49,10 +49,10 @@ class Owned(NamedTuple):
 
 
 class Site(NamedTuple):
-    """A place where a function is called."""
+    """A place where a function is called, or handed on to be called."""
 
     source: Source
-    call: ast.Call
+    node: ast.expr
     given: dict[str, ast.expr]
     """What is passed, by parameter."""
 
@@ -100,19 +100,19 @@ class Program:
 
     def find_definition(self, source: Source, name: ast.expr) -> tuple[Source, Definition] | None:
         """The function or class of the project that a name stands for."""
+        if isinstance(name, ast.Name):
+            scope = source.function_of(name)
+            while scope is not None:
+                if name.id in parameters_of(scope):
+                    return None
+                if (inner := source.inner_functions.get((scope, name.id))) is not None:
+                    return source, inner
+                scope = source.function_of(scope)
         dotted = source.resolve(name)
-        if not dotted:
-            return None
-        if dotted in self.defined:
-            return self.defined[dotted]
-        if isinstance(name, ast.Name) and name.id not in source.names:
-            if (own := self.defined.get(f"{source.module}.{name.id}")) is not None:
-                return own
-            if (inner := source.inner_functions.get(name.id)) is not None:
-                return source, inner
-            stars = (self.defined.get(f"{star}.{name.id}") for star in source.stars)
-            return next(filter(None, stars), None)
-        return None
+        if dotted in self.defined or not isinstance(name, ast.Name) or name.id in source.names:
+            return self.defined.get(dotted)
+        homes = (source.module, *source.stars)
+        return next((self.defined[one] for home in homes if (one := f"{home}.{name.id}") in self.defined), None)
 
     def find_function(self, source: Source, call: ast.Call) -> Owned | None:
         """The function of the project that a call runs; of a class, its `__init__`."""
@@ -190,6 +190,12 @@ class Program:
                     if spawned is not None and is_function(spawned[1]):
                         given = _bind(Owned(spawned[0], spawned[1]), arguments, [])
                         found.setdefault(spawned[1], []).append(Site(source, call, given))
+            for node in source.find(ast.Name, ast.Attribute):
+                parent = source.parents[node]
+                is_called = isinstance(parent, ast.Call) and parent.func is node
+                handed = None if is_called or isinstance(parent, ast.Attribute) else self.find_definition(source, node)
+                if handed is not None and is_function(handed[1]):
+                    found.setdefault(handed[1], []).append(Site(source, node, {}))
         return found
 
     @functools.cached_property
@@ -211,22 +217,8 @@ class Program:
         function = source.function_of(node)
         return isinstance(node, ast.Name) and function is not None and node.id in self._indices.get(function, ())
 
-    @functools.cached_property
-    def referenced(self) -> set[Function]:
-        """The functions that live code hands on, to be called elsewhere."""
-        found: set[Function] = set()
-        for source in self.sources:
-            for node in source.find(ast.Name, ast.Attribute):
-                parent = source.parents[node]
-                if isinstance(parent, ast.Attribute) or (isinstance(parent, ast.Call) and parent.func is node):
-                    continue
-                definition = self.find_definition(source, node)
-                if definition is not None and is_function(definition[1]):
-                    found.add(definition[1])
-        return found
-
     def sites_of(self, function: Function) -> list[Site]:
-        """The live places that call a function, as far as they are known."""
+        """The live places that call a function or hand it on, as far as they are known."""
         return self._sites.get(function, [])
 
     # Values

@@ -74,7 +74,9 @@ def _mentions(source: Source, node: ast.AST) -> set[str]:
     if isinstance(node, ast.Attribute):
         return {node.attr}
     if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
-        return {node.value}  # getattr(trainer, "fit")
+        statement = source.statement_of(node)
+        is_export = isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__"
+        return set() if is_export else {node.value}  # getattr(trainer, "fit")
     return set()
 
 

@@ -75,7 +75,7 @@ def _reached(source: Source, call: ast.Call) -> Iterator[Together]:
             yield together
         elif owned is not None and owned.function not in seen:
             seen.add(owned.function)
-            site = next((one for one in home.program.sites_of(owned.function) if one.call is inner), None)
+            site = next((one for one in home.program.sites_of(owned.function) if one.node is inner), None)
             given = site.given if site is not None else {}
             passed: dict[str, Wrapper | None] = {
                 name: _wrapper_of(home, value, wrappers) for name, value in given.items()

@@ -30,14 +30,44 @@ def _names_around(source: Source, call: ast.Call) -> str:
     key = [parent.arg] if isinstance(parent, ast.keyword) and parent.arg and parent.arg != "sampler" else []
     function = source.function_of(call)
     loaders = [
-        f"{ast.unparse(target)} {ast.unparse(argument_of(one.value, 'dataset', 0) or target)}"
+        f"{ast.unparse(target)} {ast.unparse(argument_of(made, 'dataset', 0) or target)}"
+        for target, made in _loaders_with(source, call)
+    ]
+    return " ".join([*targets, *given, *key, *loaders, function.name if function is not None else ""])
+
+
+def _loaders_with(source: Source, sampler: ast.Call) -> list[tuple[ast.expr, ast.Call]]:
+    """The loaders that use a sampler by its name, in the same function, with what they are assigned to."""
+    statement, function = source.statement_of(sampler), source.function_of(sampler)
+    targets = {ast.unparse(target) for target, one in source.all_assignments if one.statement is statement}
+    return [
+        (target, one.value)
         for target, one in source.all_assignments
         if isinstance(one.value, ast.Call)
         and source.function_of(target) is function
-        and isinstance(sampler := argument_of(one.value, "sampler"), ast.Name)
-        and sampler.id in targets
+        and (used := argument_of(one.value, "sampler")) is not None
+        and ast.unparse(used) in targets
     ]
-    return " ".join([*targets, *given, *key, *loaders, function.name if function is not None else ""])
+
+
+def _is_unused(source: Source, sampler: ast.Call) -> bool:
+    """Nothing reads the attributes that its loaders are kept in."""
+    kept = [target.attr for target, _ in _loaders_with(source, sampler) if isinstance(target, ast.Attribute)]
+    return bool(kept) and not any(_is_read(source.program, name) for name in kept)
+
+
+@functools.lru_cache(maxsize=64)
+def _is_read(program: Program, attribute: str) -> bool:
+    """Something else is done with an attribute than to give it a second name that nothing reads."""
+    for source in program.sources:
+        for node in source.find(ast.Attribute):
+            if node.attr != attribute or not isinstance(node.ctx, ast.Load):
+                continue
+            parent = source.parents[node]
+            alias = parent.targets[0] if isinstance(parent, ast.Assign) else None
+            if not isinstance(alias, ast.Attribute) or (alias.attr != attribute and _is_read(program, alias.attr)):
+                return True
+    return False
 
 
 def _datasets_passed(source: Source, call: ast.Call) -> str:
@@ -217,6 +247,8 @@ def find_padded_evaluation(source: Source) -> Iterator[Finding]:
         dataset = argument_of(call, "dataset", 0)
         own = f"{names} {_datasets_passed(source, call)}"
         if dataset is None or not _EVALUATION.search(own) or is_one_process_only(source, call):
+            continue
+        if _is_unused(source, call):
             continue
         text = "where the ranks don't divide the number of samples, some are counted twice in the metrics"
         remedy = f"{source.with_keyword(call, 'drop_last', 'True')}  # and the samples left over on one rank"

@@ -14,6 +14,7 @@ from paceline.checks.source import Source, argument_of, constant_of, environment
 from paceline.checks.training import LOCAL_RANK_TEXT, is_one_process_only, training_of, wrapper_named
 
 _DEVICE = re.compile(r"^cuda:(?P<index>\d)$")
+_LOCAL_RANK_FLAGS = ("--local_rank", "--local-rank")
 _SETTERS = {"torch.cuda.set_device": 0, "torch.set_default_device": 0, "torch.accelerator.set_device_index": 0}
 
 
@@ -33,7 +34,10 @@ def find_hard_coded_device(source: Source) -> Iterator[Finding]:
         Take the GPU whose number is LOCAL_RANK, which every launcher sets.
     """
     for node, index in _numbered_devices(source) if not _hides_gpus(source.program) else ():
-        if is_one_process_only(source, node) or _is_default(source, node) or _is_replaced_later(source, node):
+        who = guards_of(source.program).guard(source, node)
+        if who is not None and who.kind in ("single", "one"):
+            continue  # the first rank has the first GPU
+        if _is_default(source, node) or _is_replaced_later(source, node):
             continue
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             remedy = source.replaced((node, '"cuda:" + os.environ["LOCAL_RANK"]'))
@@ -201,10 +205,12 @@ def find_local_rank_argument(source: Source) -> Iterator[Finding]:
     program = source.program
     if not training_of(program).is_plain or _reads_local_rank(program):
         return
-    for home, call in program.arguments.get("local_rank", []):
+    for name, home, call in [(name, *one) for name, calls in program.arguments.items() for one in calls]:
+        if home is not source or not any(constant_of(flag) in _LOCAL_RANK_FLAGS for flag in call.args):
+            continue
         default = argument_of(call, "default")
-        is_used = any(node.attr == "local_rank" for other in program.sources for node in other.find(ast.Attribute))
-        if home is source and is_used and (default is None or constant_of(default) is not None):
+        is_used = any(node.attr == name for other in program.sources for node in other.find(ast.Attribute))
+        if is_used and (default is None or constant_of(default) is not None):
             is_required = constant_of(argument_of(call, "required")) is True
             then = "argparse ends them all" if is_required else "every rank keeps its default"
             text = f"torchrun and paceline pass no --local_rank to the ranks, so that {then}"

@@ -18,6 +18,7 @@ _MEETING_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
 # What is no choice in a script that trains on GPUs.
 _ALWAYS = re.compile(r"^__name__ ==|^torch\.\w+\.is_available\(\)$|is_available\(\)$")
 _ABOUT_LAUNCHERS = re.compile(r"environ|getenv|slurm|(?<![a-z])o?mpi(?![a-z])", re.I)
+_HINT_OF_RANKS = re.compile(r"distributed|world_?size|local_?rank|get_rank|deepspeed|horovod|(^|[._])ddp", re.I)
 _THIS_MACHINE = re.compile(r"^tcp://(localhost|127\.0\.0\.1|\[::1\])(:|$)")
 _JOINING = "run = paceline.init(); model, optimizer = run.prepare(model, optimizer)"
 _INIT = "torch.distributed.init_process_group"
@@ -38,7 +39,7 @@ def _conditions_above(source: Source, node: ast.AST, depth: int = 4) -> list[Con
     function = source.function_of(node)
     sites = source.program.sites_of(function) if function is not None else []
     if depth and sites:
-        above = [_conditions_above(site.source, site.call, depth - 1) for site in sites]
+        above = [_conditions_above(site.source, site.node, depth - 1) for site in sites]
         if all(above):
             found += above[0]
     return found
@@ -285,7 +286,8 @@ def find_no_process_group(source: Source) -> Iterator[Finding]:
     """A script that trains joins the other ranks.
 
     What it looks at
-        Scripts that call `.backward()` and use neither `torch.distributed` nor any framework that does.
+        Scripts that call `.backward()` and use neither `torch.distributed` nor any framework that does, nor speak of
+        ranks or of distribution anywhere.
 
     Why it matters
         Every rank would train the whole model by itself, on the same data, and all would write the same files.
@@ -297,6 +299,8 @@ def find_no_process_group(source: Source) -> Iterator[Finding]:
     training = training_of(source.program)
     if source is not source.program.main or training.is_distributed or not training.backwards:
         return
+    if any(_HINT_OF_RANKS.search(name) for name in source.program.dotted_names):
+        return  # it may come together with others in a way that isn't seen
     home, call = training.backwards[0]
     text = "this trains without a process group: every rank would train by itself"
     yield home.finding("no-process-group", "failure", call, text, _JOINING)

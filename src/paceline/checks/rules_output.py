@@ -77,7 +77,8 @@ def find_progress_bar_on_every_rank(source: Source) -> Iterator[Finding]:
     """One rank shows a progress bar.
 
     What it looks at
-        `tqdm` and `trange` without `disable=`, without a condition on the rank, in distributed scripts.
+        `tqdm` and `trange` without `disable=`, without a condition on the rank, in distributed scripts; the first in
+        each file.
 
     Why it matters
         The bars of all ranks overwrite each other.
@@ -88,14 +89,22 @@ def find_progress_bar_on_every_rank(source: Source) -> Iterator[Finding]:
     training = training_of(source.program)
     if not training.is_distributed or training.frameworks & _OWN_OUTPUT:
         return
+    calls = [call for call in source.find(ast.Call) if _shows_bar(source, call)]
+    calls = [call for call in calls if not source.ignores(source.line_of(call), "progress-bar-on-every-rank")]
+    if calls:
+        others = f", and {len(calls) - 1} more in this file" if len(calls) > 1 else ""
+        remedy = source.with_keyword(calls[0], "disable", main_text(source, is_main=False))
+        text = f"every rank shows this bar{others}"
+        yield source.finding("progress-bar-on-every-rank", "warning", calls[0], text, remedy)
+
+
+def _shows_bar(source: Source, call: ast.Call) -> bool:
+    """A bar that all ranks show, as far as is known."""
+    name = source.resolve(call.func)
+    if not name.startswith("tqdm.") or name.rpartition(".")[2] not in ("tqdm", "trange"):
+        return False
+    if argument_of(call, "disable") is not None or any(keyword.arg is None for keyword in call.keywords):
+        return False
     guards = guards_of(source.program)
-    for call in source.find(ast.Call):
-        name = source.resolve(call.func)
-        if not name.startswith("tqdm.") or name.rpartition(".")[2] not in ("tqdm", "trange", "notebook_tqdm"):
-            continue
-        who = guards.guard(source, call)
-        if argument_of(call, "disable") is not None or any(keyword.arg is None for keyword in call.keywords):
-            continue
-        if (who is None or who.kind == "many") and guards.is_called(source, call):
-            remedy = source.with_keyword(call, "disable", main_text(source, is_main=False))
-            yield source.finding("progress-bar-on-every-rank", "warning", call, "every rank shows this bar", remedy)
+    who = guards.guard(source, call)
+    return (who is None or who.kind == "many") and guards.is_called(source, call)

@@ -17,6 +17,8 @@ _PATH_NAME = re.compile(
     r"(^|_)(path|paths|dir|dirs|directory|root|folder|file|filename|data|dataset|ckpt|checkpoint|home)(_|s?$)|(dir|path|file|root)$",
     re.I,
 )
+_OUTPUT_NAME = re.compile(r"log|out|save|result|exp|tensorboard|cache|tmp|temp|work_?dir", re.I)
+"""What is written there may be missing before."""
 _OPENING = re.compile(
     r"^(open|os\.path\.join|pathlib\.Path|torch\.(load|save)|numpy\.(load|save|memmap|loadtxt)|pandas\.read_\w+"
     r"|torchvision\.datasets\.\w+|os\.(makedirs|listdir|chdir)|json\.load)$"
@@ -29,7 +31,7 @@ def find_path_outside_project(source: Source) -> Iterator[Finding]:
 
     What it looks at
         Absolute paths, and relative ones that lead out of the project (`../data`), where they are opened, joined,
-        assigned to a name like `data_dir`, or the default of an argument.
+        assigned to a name like `data_dir`, or the default of an argument; not where the name speaks of output.
 
     Why it matters
         Only the project's files are copied to the other hosts. A path of this machine exists there only if somebody
@@ -45,7 +47,7 @@ def find_path_outside_project(source: Source) -> Iterator[Finding]:
         if not isinstance(path, str) or path in seen or "\n" in path or not _leads_outside(source, path):
             continue
         name = _use_of(source, node)
-        if name is None:
+        if name is None or _OUTPUT_NAME.search(name):
             continue
         seen.add(path)
         text = f"{path} must be there on every host: it is no part of the project, which is all that is copied"

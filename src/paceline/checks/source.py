@@ -129,10 +129,10 @@ class Source:
         return found
 
     @functools.cached_property
-    def inner_functions(self) -> dict[str, Function]:
-        """The functions that stand in others, by name."""
-        inner = (node for node in self.nodes if is_function(node) and self.function_of(node) is not None)
-        return {node.name: node for node in inner if not isinstance(self.parents[node], ast.ClassDef)}
+    def inner_functions(self) -> dict[tuple[Function, str], Function]:
+        """The functions that stand in others, by the one around them and their name."""
+        inner = [node for node in self.nodes if is_function(node) and not isinstance(self.parents[node], ast.ClassDef)]
+        return {(around, node.name): node for node in inner if (around := self.function_of(node)) is not None}
 
     @functools.cached_property
     def _counters(self) -> set[tuple[ast.AST | None, str]]:

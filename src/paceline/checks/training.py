@@ -91,7 +91,7 @@ class Training:
             function = source.function_of(node)
             if function is not None and function not in found:
                 found.add(function)
-                waiting += [(site.source, site.call) for site in self.program.sites_of(function)]
+                waiting += [(site.source, site.node) for site in self.program.sites_of(function)]
         return found
 
     def loops(self, source: Source) -> Iterator[Loop]:
