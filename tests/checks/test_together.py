@@ -102,6 +102,7 @@ def test_a_first_host_without_a_port() -> None:
     assert (finding.status, finding.text, finding.remedy) == ("failure", "h1: no port is free", "ss -ltn")
 
 
+@pytest.mark.large
 @pytest.mark.ranks
 @pytest.mark.timeout(120)
 def test_two_real_ranks_of_three_name_the_third() -> None:

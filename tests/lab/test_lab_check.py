@@ -80,6 +80,7 @@ def test_a_healthy_lab(lab: Lab) -> None:
     assert check(lab, "-H", "h1,h2,h3,h4") == []
 
 
+@pytest.mark.large
 def test_another_python(lab: Lab) -> None:
     hosts = hostfile(lab, f"h1\nh2 python={stand_in(lab, 'sys.version_info = (3, 12, 1)')}\n")
     [found] = check(lab, "--hostfile", hosts, "--quick", exit_code=2)
@@ -105,6 +106,7 @@ def test_packages_that_one_host_lacks(lab: Lab) -> None:
     assert {finding["remedy"] for finding in found} == {"paceline env sync -H h2 --from h1"}
 
 
+@pytest.mark.large
 def test_a_host_that_is_not_there(lab: Lab) -> None:
     found = check(lab, "-H", "h1,nohost,h2,stranger@h3", "--quick", exit_code=2)
     assert [(finding["check"], finding["where"]) for finding in found] == [("reachable", "nohost"), ("reachable", "h3")]
@@ -121,12 +123,14 @@ def test_tiny_shared_memory(lab: Lab) -> None:
     )
 
 
+@pytest.mark.large
 def test_a_full_disk(lab: Lab) -> None:
     with mounted(lab, "h2", f"{lab.spec.home}/.local/state", "4m"):
         found = one(lab, exit_code=2)
     assert found["check"] == "disk" and found["where"] == "h2" and "too little to start" in found["text"]
 
 
+@pytest.mark.large
 def test_few_open_files(lab: Lab) -> None:
     with few_files(lab, "h3", 512):
         found = one(lab, "--strict", exit_code=1)

@@ -145,6 +145,7 @@ def test_a_link_that_is_down(lab: Lab) -> None:
     assert "eth1 10.55.0.3 (down or not plugged in)" in finding["text"] and "--nic" in finding["remedy"]
 
 
+@pytest.mark.large
 def test_another_mtu_on_one_side(lab: Lab) -> None:
     with changed(lab, ["h2"], "ip link set dev eth0 mtu 1400", "ip link set dev eth0 mtu 1500"):
         [finding] = look(lab, "--quick")

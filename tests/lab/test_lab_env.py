@@ -63,6 +63,7 @@ def install_hello(lab: Lab, host: str, name: str) -> str:
     return there
 
 
+@pytest.mark.large
 @pytest.mark.timeout(120)
 def test_from_another_host_to_the_same_path(lab: Lab) -> None:
     """h1 has the environment of h3 made on h4, at the path where h3 has it."""

@@ -302,6 +302,7 @@ time.sleep(1)
 """
 
 
+@pytest.mark.large
 @pytest.mark.launcher
 @pytest.mark.timeout(120)
 def test_a_rank_asleep_and_that_all_move_again(tmp_path: Path) -> None:

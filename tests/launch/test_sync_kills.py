@@ -54,7 +54,7 @@ KILLS: dict[str, tuple[Callable[[Run], int], signal.Signals, str]] = {
     ("sync", "killed"),
     [
         ("every:topk=0.1:accumulate=2", "rank"),
-        ("streaming:H=6:P=3:tau=2:none", "driver"),
+        pytest.param("streaming:H=6:P=3:tau=2:none", "driver", marks=pytest.mark.large),
     ],
 )
 def test_killed_at_any_moment_it_goes_on(sync: str, killed: str, tmp_path: Path) -> None:
