@@ -1,8 +1,4 @@
-"""Which ranks run a piece of code: what its conditions say of ranks and of world sizes.
-
-A condition is understood where it compares something that is plainly a rank or a number of ranks, by where its value
-comes from or, failing that, by its name.
-"""
+"""Which ranks run a piece of code: what its conditions say of ranks and of world sizes."""
 
 from __future__ import annotations
 
@@ -14,32 +10,17 @@ from collections.abc import Iterator
 from typing import Literal
 
 from paceline.checks.program import Program, Value
+from paceline.checks.ranks import RANK_VARIABLES, Ranks, Scope
 from paceline.checks.source import (
     Function,
     Source,
     always_leaves,
     constant_of,
-    environment_variable,
     is_function,
     last_word,
     parameters_of,
 )
 
-Scope = Literal["run", "host"]
-
-_RANK_VARIABLES: dict[str, Scope] = {
-    **dict.fromkeys(("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "GLOBAL_RANK"), "run"),
-    **dict.fromkeys(("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"), "host"),
-}
-_RANK_OF_HOST = re.compile(r"^_?(get_)?(node_)?(\w*local_?rank|local_process_index|gpu_?(id|idx|index|no)?)$", re.I)
-_RANK_OF_RUN = re.compile(
-    r"^_?(get_)?((global|world|ddp|dist|my|cur|current|proc|process|mpi|worker)_)?(rank|rank_id|process_index)$", re.I
-)
-_COUNT = re.compile(
-    r"^_?(get_)?((\w*_)?world_?size|n(um)?_?gpus?(_per_node)?|ngpus_per_node|gpu_num|num_processes|num_replicas|n?procs"
-    r"|device_count|num_tasks|(n|num)_?(nodes|machines|hosts))$",
-    re.I,
-)
 _DISTRIBUTED = re.compile(
     r"^_?(is_|use_|using_|enable_|do_|has_)?(ddp|dist|distribut(ed|ion)|multi_?(gpus?|nodes?|process(ing)?)"
     r"|multiprocessing_distributed|initialized|dist_(avail|on|init|enabled)\w*|distributed_\w*|ddp_\w*|torchrun)$",
@@ -52,6 +33,8 @@ _MAIN = re.compile(
     r"|^(should|is|do)_(save|saver|log)(_\w+)?$",
     re.I,
 )
+_WRITER = re.compile(r"logger|writer|saver|wandb|tensorboard|(^|_)tb($|_)", re.I)
+"""What most often only the first rank has."""
 _HOST = re.compile(r"(node|machine|host|group)_?(id|idx|index|rank)$", re.I)
 _FIRST = re.compile(r"(zero|main|master|rank0|process|local)\w*_first$", re.I)
 _MAIN_DECORATOR = re.compile(r"(rank_?zero|rank_?0|(main|master|primary)(_?process)?)(_(only|first))?$", re.I)
@@ -79,84 +62,14 @@ _OPPOSITE: dict[str, Literal["one", "others", "single", "many"]] = {
 }
 
 
-class Guards:
+class Guards(Ranks):
     """Answers for one program."""
 
     def __init__(self, program: Program) -> None:
-        self.program = program
+        super().__init__(program)
         self._asked: set[ast.AST] = set()
         self._known: dict[tuple[ast.AST, bool], Who | None] = {}
-        self._scopes: dict[ast.AST, Scope | None] = {}
         self._callers: dict[ast.AST, Who | None] = {}
-
-    # Ranks and counts
-
-    def rank_scope(self, source: Source, expression: ast.expr) -> Scope | None:
-        """Whether this is the rank in the whole run, the one on its host, or neither."""
-        if expression not in self._scopes:
-            self._scopes[expression] = None  # while it is asked: a value may be made from itself
-            self._scopes[expression] = self._find_rank_scope(source, expression)
-        return self._scopes[expression]
-
-    def _find_rank_scope(self, source: Source, expression: ast.expr) -> Scope | None:
-        if source.is_counter(expression):
-            return None
-        origins = self.program.origins(source, expression)
-        found = {scope for origin in origins if (scope := self._rank_scope_of(*origin)) is not None}
-        if found == {"host"} or any(self.program.is_index(*origin) for origin in origins):
-            return "host"
-        if found == {"run"}:
-            return "run"
-        word = last_word(expression)
-        if isinstance(expression, ast.Name | ast.Attribute | ast.Call) and word:
-            if _RANK_OF_HOST.match(word):
-                return "host"
-            if _RANK_OF_RUN.match(word) and "group" not in word:
-                return "run"
-        return "run" if found else None
-
-    def is_local_rank(self, source: Source, expression: ast.expr) -> bool:
-        """It comes from the environment as the rank on the host."""
-        return "host" in {self._rank_scope_of(*origin) for origin in self.program.origins(source, expression)}
-
-    def is_surely_rank_of_run(self, source: Source, expression: ast.expr) -> bool:
-        """Not only by its name, and nowhere given by what isn't known."""
-        origins = self.program.origins(source, expression)
-        scopes = {self._rank_scope_of(*origin) for origin in origins}
-        return "run" in scopes and "host" not in scopes and not any(isinstance(node, ast.Name) for _, node in origins)
-
-    def _rank_scope_of(self, source: Source, node: ast.expr) -> Scope | None:
-        """By what an expression does, not by what it is called."""
-        if isinstance(node, ast.Call):
-            name = source.resolve(node.func)
-            if name in ("int", "str") and node.args:
-                return self.rank_scope(source, node.args[0])
-            variable = environment_variable(source, node)
-            if variable is not None:
-                return _RANK_VARIABLES.get(variable)
-            if name in ("torch.distributed.get_rank", "horovod.torch.rank") and not node.args and not node.keywords:
-                return "run"
-            if name in ("torch.distributed.get_node_local_rank", "horovod.torch.local_rank"):
-                return "host"
-        elif isinstance(node, ast.Subscript):
-            return _RANK_VARIABLES.get(environment_variable(source, node) or "")
-        elif isinstance(node, ast.BinOp):
-            sides = [self.rank_scope(source, side) for side in (node.left, node.right)]
-            if isinstance(node.op, ast.Mod):
-                return "host" if sides[0] else None
-            if isinstance(node.op, ast.Add) and any(isinstance(side, ast.BinOp) for side in (node.left, node.right)):
-                return "run" if any(sides) else None  # node * gpus_per_node + gpu
-        return None
-
-    def is_count(self, source: Source, expression: ast.expr) -> bool:
-        """Whether this is the number of ranks, or of GPUs."""
-        if isinstance(expression, ast.Call) and source.resolve(expression.func) == "int" and expression.args:
-            expression = expression.args[0]
-        if environment_variable(source, expression) in ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"):
-            return True
-        if isinstance(expression, ast.Call) and source.resolve(expression.func) == "horovod.torch.size":
-            return True
-        return bool(_COUNT.match(last_word(expression)))
 
     # Conditions
 
@@ -190,7 +103,7 @@ class Guards:
         left, operator, right = test.left, test.ops[0], test.comparators[0]
         if isinstance(operator, ast.In | ast.NotIn) and isinstance(constant_of(left), str):
             is_there = isinstance(operator, ast.In)
-            if source.resolve(right) == "os.environ" and constant_of(left) in (*_RANK_VARIABLES, "WORLD_SIZE"):
+            if source.resolve(right) == "os.environ" and constant_of(left) in (*RANK_VARIABLES, "WORLD_SIZE"):
                 return Who(kind="many" if is_there else "single")
             return None
         if constant_of(left) is not None:
@@ -233,17 +146,19 @@ class Guards:
         if all(_is_none(node) for _, node in self.program.origins(source, name)):
             return Who(kind="many" if is_none else "single")
         who = self._who_has(source, name)
+        if who is None and _WRITER.search(last_word(name)):
+            who = Who(kind="one", is_sure=False)
         return who if who is None or not is_none else dataclasses.replace(who, kind=_OPPOSITE[who.kind])
 
     def _who_has(self, source: Source, name: ast.expr, depth: int = 4) -> Who | None:
         """Who has a value in a name that is None elsewhere, as a log writer that only rank 0 makes."""
-        if not isinstance(name, ast.Name) or not depth:
+        if not isinstance(name, ast.Name | ast.Attribute) or not depth:
             return None
         found: list[Who | None] = []
         for home, value in self.program.first_origins(source, name):
             if isinstance(value, ast.IfExp):
                 found.append(self.who(home, value.test, truth=not _is_none(value.body)))
-            elif isinstance(value, ast.Name):
+            elif isinstance(value, ast.Name | ast.Attribute):
                 found.append(self._who_has(home, value, depth - 1))
             elif not _is_none(value):
                 found.append(self.own_guard(home, value))
@@ -302,6 +217,11 @@ class Guards:
                 return
             child = parent
 
+    def kinds(self, source: Source, node: ast.AST) -> set[str]:
+        """All that the conditions of a node, inside its function, say of ranks."""
+        whos = [self.who(source, test, truth=truth) for test, truth in self.conditions(source, node)]
+        return {who.kind for who in whos if who is not None}
+
     def own_guard(self, source: Source, node: ast.AST) -> Who | None:
         """Who runs a node, by the conditions inside its function."""
         return _all_of([self.who(source, test, truth=truth) for test, truth in self.conditions(source, node)])
@@ -326,7 +246,9 @@ class Guards:
         """Who runs a function, if none of the known places that call it is for all ranks."""
         if any(_MAIN_DECORATOR.search(last_word(one)) for one in function.decorator_list):
             return Who(kind="one")
-        sites = [site for site in self.program.sites_of(function) if site.source.function_of(site.node) is not function]
+        sites = [
+            site for site in self.program.callers_of(function) if site.source.function_of(site.node) is not function
+        ]
         found = [self.guard(site.source, site.node) for site in sites]
         return _any_of(found) if found and all(who and who.kind != "many" for who in found) else None
 
@@ -334,18 +256,16 @@ class Guards:
         """Whether it is known who calls the function around a node, and that this is called, too."""
         function = source.function_of(node)
         return function is None or any(
-            self._is_reached(*site[:2], {function}) for site in self.program.sites_of(function)
+            self._is_reached(*site[:2], {function}) for site in self.program.callers_of(function)
         )
 
     def _is_reached(self, source: Source, node: ast.AST, seen: set[Function]) -> bool:
         function = source.function_of(node)
         if function is None or function.decorator_list:
             return True
-        sites = self.program.sites_of(function)
-        if not sites:
-            return isinstance(source.parents[function], ast.ClassDef)  # for methods, callers are seldom known
         if function in seen:
             return False
+        sites = self.program.callers_of(function)
         return any(self._is_reached(site.source, site.node, {*seen, function}) for site in sites)
 
 

@@ -20,6 +20,7 @@ from paceline.checks.source import (
     constant_of,
     is_definition,
     is_function,
+    last_word,
     parameters_of,
 )
 
@@ -221,6 +222,22 @@ class Program:
         """The live places that call a function or hand it on, as far as they are known."""
         return self._sites.get(function, [])
 
+    def callers_of(self, function: Function) -> list[Site]:
+        """The same; of a method that none is known of, all calls of that name on objects."""
+        return self.sites_of(function) or self._possible_sites.get(function, [])
+
+    @functools.cached_property
+    def _possible_sites(self) -> dict[Function, list[Site]]:
+        found: dict[Function, list[Site]] = {}
+        for source in self.sources:
+            for call in source.find(ast.Call):
+                receiver = call.func.value if isinstance(call.func, ast.Attribute) else None
+                is_object = not isinstance(receiver, ast.Name) or receiver.id not in (*source.names, "self", "cls")
+                if receiver is not None and is_object and self.find_function(source, call) is None:
+                    for owned in self._methods_by_name.get(last_word(call), []):
+                        found.setdefault(owned.function, []).append(Site(source, call, {}))
+        return found
+
     # Values
 
     @functools.cached_property
@@ -317,6 +334,8 @@ class Program:
         for site in self.sites_of(function):
             if name in site.given:
                 yield Value(site.source, site.given[name])
+            elif _may_give_more(site.node):
+                yield Value(site.source, site.node)  # which stands for what can't be known
 
     def _origins_of_attribute(self, source: Source, node: ast.Attribute) -> Iterator[Value]:
         if node.attr == "module":
@@ -356,6 +375,13 @@ def _bind(owned: Owned, arguments: Sequence[ast.expr | None], keywords: Sequence
         names = names if is_static else names[1:]
     given = {name: value for name, value in zip(names, arguments, strict=False) if value is not None}
     return {**given, **{keyword.arg: keyword.value for keyword in keywords if keyword.arg in names and keyword.arg}}
+
+
+def _may_give_more(node: ast.expr) -> bool:
+    """The function is handed on, or called with `*` or `**`."""
+    if not isinstance(node, ast.Call):
+        return True
+    return any(keyword.arg is None for keyword in node.keywords) or any(isinstance(a, ast.Starred) for a in node.args)
 
 
 def _handed_over(source: Source, call: ast.Call) -> Iterator[tuple[ast.expr, list[ast.expr | None]]]:

@@ -112,10 +112,8 @@ def _is_matched(source: Source, call: ast.Call, who: Who, names: set[str]) -> bo
     for node in ast.walk(function or source.tree):
         if not isinstance(node, ast.Call) or node is call or source.function_of(node) is not function:
             continue
-        other = guards_of(source.program).own_guard(source, node)
-        is_counterpart = other is not None and (
-            other.kind == wanted or (other.kind == who.kind and _differs(source, call, node))
-        )
+        kinds = guards_of(source.program).kinds(source, node)
+        is_counterpart = wanted in kinds or (who.kind in kinds and _differs(source, call, node))
         if is_counterpart and any(reached.name in names for reached in _reached(source, node)):
             return True
     return False

@@ -14,26 +14,29 @@ from paceline.checks.source import Loop, Source, argument_of, constant_of, is_fu
 from paceline.checks.training import count_text, is_loader, is_one_process_only, is_sampler, training_of
 
 _EVALUATION = re.compile(r"(^|[_\W])(val|valid|validation|eval|evaluation|test|dev|query|gallery)(_|\d|\W|$)", re.I)
-_TRAINING = re.compile(r"(^|_)train(ing)?(_|\d|$)|^train", re.I)
+_TRAINING = re.compile(r"(^|[_\W])train", re.I)
 _SHARDS = re.compile(r"shard|split_(dataset_)?by_(node|rank)|webdataset|wds\.|partition|scatter|IterableDataset", re.I)
 _OWN_DIVISION = {"accelerate", "lightning", "deepspeed", "transformers", "paceline", "other"}
 """Frameworks that may divide the data themselves."""
 
 
 def _names_around(source: Source, call: ast.Call) -> str:
-    """What a loader or a sampler is called, what it is made of and for, and the function that makes it: as words."""
+    """What a loader or a sampler is called, what it is made of and for: as words; else the function that makes it."""
     statement = source.statement_of(call)
     targets = [ast.unparse(target) for target, one in source.all_assignments if one.statement is statement]
     dataset = argument_of(call, "dataset", 0)
     given = [ast.unparse(dataset)] if dataset is not None else []
     parent = source.parents.get(call)
     key = [parent.arg] if isinstance(parent, ast.keyword) and parent.arg and parent.arg != "sampler" else []
-    function = source.function_of(call)
     loaders = [
         f"{ast.unparse(target)} {ast.unparse(argument_of(made, 'dataset', 0) or target)}"
         for target, made in _loaders_with(source, call)
     ]
-    return " ".join([*targets, *given, *key, *loaders, function.name if function is not None else ""])
+    names = " ".join([*targets, *given, *key, *loaders])
+    function = source.function_of(call)
+    if function is None or _EVALUATION.search(names) or _TRAINING.search(names):
+        return names
+    return f"{names} {function.name}"
 
 
 def _loaders_with(source: Source, sampler: ast.Call) -> list[tuple[ast.expr, ast.Call]]:

@@ -101,8 +101,9 @@ def find_no_sync_around_backward_only(source: Source) -> Iterator[Finding]:
     """
     for block in source.find(ast.With):
         synced = next((item for item in block.items if "no_sync" in ast.unparse(item.context_expr)), None)
-        if synced is None or training_of(source.program).frameworks & _OWN_SCALING:
-            continue
+        training = training_of(source.program)
+        if synced is None or training.frameworks & _OWN_SCALING or training.wrappers == {"fsdp"}:
+            continue  # a sharded model asks in the backward pass
         inside = [node for statement in block.body for node in ast.walk(statement)]
         assigned = {node.id for node in inside if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
         for call in inside:

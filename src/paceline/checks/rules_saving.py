@@ -13,6 +13,7 @@ from paceline.checks.training import is_one_process_only, main_text, rank_text, 
 
 _SAVES = {"torch.save": 1, "torch.jit.save": 1, "safetensors.torch.save_file": 1, "safetensors.torch.save_model": 1}
 """With the position of the path."""
+_ONE_OF_A_KIND = {"BytesIO", "NamedTemporaryFile", "TemporaryFile", "mkstemp", "uuid4", "getpid", "gethostname"}
 _OWN_SAVING = {"lightning", "transformers", "paceline", "other"}
 """Frameworks that write, or guard, checkpoints themselves."""
 _CHECKPOINT = re.compile(
@@ -37,8 +38,10 @@ def _is_own_file(source: Source, path: ast.expr | None) -> bool:
     guards = guards_of(source.program)
     for home, origin in [(source, path), *source.program.origins(source, path)]:
         for part in ast.walk(origin):
-            if isinstance(part, ast.Call) and last_word(part) in ("BytesIO", "NamedTemporaryFile", "TemporaryFile"):
+            if isinstance(part, ast.Call) and last_word(part) in _ONE_OF_A_KIND:
                 return True
+            if isinstance(part, ast.Name | ast.Attribute) and last_word(part).endswith("rank"):
+                return True  # of a group
             if isinstance(part, ast.Name | ast.Attribute | ast.Call | ast.Subscript) and guards.rank_scope(home, part):
                 return True
     return False

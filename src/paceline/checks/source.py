@@ -272,9 +272,13 @@ def constant_of(expression: ast.AST | None) -> object:
 
 
 def last_word(expression: ast.AST) -> str:
-    """The name by which a person calls it: `rank` of `args.rank`, of `rank` and of `get.rank()`; else empty."""
+    """The name by which a person calls it: `rank` of `args.rank`, `rank`, `get.rank()` and `options["rank"]`; else
+    empty."""
     if isinstance(expression, ast.Call):
         expression = expression.func
+    if isinstance(expression, ast.Subscript):
+        key = constant_of(expression.slice)
+        return key if isinstance(key, str) else ""
     if isinstance(expression, ast.Attribute):
         return expression.attr
     return expression.id if isinstance(expression, ast.Name) else ""
