@@ -10,6 +10,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from paceline.checks.passing import bind, handed_over, may_give_more
 from paceline.checks.reach import find_live
 from paceline.checks.source import (
     Assignment,
@@ -184,9 +185,9 @@ class Program:
             for call in source.find(ast.Call):
                 owned = self.find_function(source, call)
                 if owned is not None:
-                    given = _bind(owned, call.args, call.keywords)
+                    given = bind(*owned, call.args, call.keywords)
                     found.setdefault(owned.function, []).append(Site(source, call, given))
-                for target, arguments in _handed_over(source, call):
+                for target, arguments in handed_over(source, call):
                     spawned = self.find_definition(source, target)
                     if spawned is not None and is_function(spawned[1]):
                         given = _bind(Owned(spawned[0], spawned[1]), arguments, [])
@@ -205,7 +206,7 @@ class Program:
         found: dict[Function, set[str]] = {}
         for source in self.sources:
             for call in source.find(ast.Call):
-                for target, arguments in _handed_over(source, call):
+                for target, arguments in handed_over(source, call):
                     definition = self.find_definition(source, target)
                     if definition is not None and is_function(definition[1]):
                         named = zip(parameters_of(definition[1]), arguments, strict=False)
@@ -334,7 +335,7 @@ class Program:
         for site in self.sites_of(function):
             if name in site.given:
                 yield Value(site.source, site.given[name])
-            elif _may_give_more(site.node):
+            elif may_give_more(site.node):
                 yield Value(site.source, site.node)  # which stands for what can't be known
 
     def _origins_of_attribute(self, source: Source, node: ast.Attribute) -> Iterator[Value]:
@@ -365,35 +366,3 @@ class Program:
 def _dotted(source: Source, node: Definition) -> str:
     around = [parent.name for parent in source.ancestors(node) if is_definition(parent)]
     return ".".join([source.module, *reversed(around), node.name])
-
-
-def _bind(owned: Owned, arguments: Sequence[ast.expr | None], keywords: Sequence[ast.keyword]) -> dict[str, ast.expr]:
-    """What each parameter is given; a method's first one is its object."""
-    names = parameters_of(owned.function)
-    if isinstance(owned.source.parents.get(owned.function), ast.ClassDef):
-        is_static = any(owned.source.resolve(one) == "staticmethod" for one in owned.function.decorator_list)
-        names = names if is_static else names[1:]
-    given = {name: value for name, value in zip(names, arguments, strict=False) if value is not None}
-    return {**given, **{keyword.arg: keyword.value for keyword in keywords if keyword.arg in names and keyword.arg}}
-
-
-def _may_give_more(node: ast.expr) -> bool:
-    """The function is handed on, or called with `*` or `**`."""
-    if not isinstance(node, ast.Call):
-        return True
-    return any(keyword.arg is None for keyword in node.keywords) or any(isinstance(a, ast.Starred) for a in node.args)
-
-
-def _handed_over(source: Source, call: ast.Call) -> Iterator[tuple[ast.expr, list[ast.expr | None]]]:
-    """Functions that a call runs in other processes, with what they are given there (None: the process's index)."""
-    name = source.resolve(call.func)
-    arguments = argument_of(call, "args", 1)
-    parts: list[ast.expr | None] = [*arguments.elts] if isinstance(arguments, ast.Tuple) else []
-    if name.endswith((".spawn", ".start_processes")) or name == "spawn":
-        target = argument_of(call, "fn", 0)
-        if target is not None:
-            yield target, [None, *parts]
-    elif name.endswith(("Process", "Thread")):
-        target, arguments = argument_of(call, "target"), argument_of(call, "args")
-        if target is not None:
-            yield target, [*arguments.elts] if isinstance(arguments, ast.Tuple) else []
