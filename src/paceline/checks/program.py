@@ -190,7 +190,7 @@ class Program:
                 for target, arguments in handed_over(source, call):
                     spawned = self.find_definition(source, target)
                     if spawned is not None and is_function(spawned[1]):
-                        given = _bind(Owned(spawned[0], spawned[1]), arguments, [])
+                        given = bind(spawned[0], spawned[1], arguments)
                         found.setdefault(spawned[1], []).append(Site(source, call, given))
             for node in source.find(ast.Name, ast.Attribute):
                 parent = source.parents[node]
