@@ -159,6 +159,7 @@ def test_a_comment_counts_for_its_own_statement_only(tmp_path: Path) -> None:
     [
         ("def unused():\n    {save}", False),
         ("def used():\n    {save}", True),
+        ("def other():\n    {save}", False),
         ("class Used:\n    def used(self):\n        {save}", True),
         ("class Unused:\n    def used(self):\n        {save}", False),
         ("if __name__ == '__main__':\n    {save}", False),
@@ -168,8 +169,21 @@ def test_a_comment_counts_for_its_own_statement_only(tmp_path: Path) -> None:
 )
 def test_what_is_never_reached_is_left_alone(tmp_path: Path, module: str, is_found: bool) -> None:
     modules = {"tools.py": "import torch\n" + module.format(save=SAVE)}
-    text = SETUP + "import tools\ntools.used()\nUsed().used()\ngetattr(tools, 'used')\n"
+    text = SETUP + "import tools\ntools.used()\ntools.Used().used()\ndef other(): pass\nother()\n"
     assert bool(look(tmp_path, text, modules=modules)) is is_found
+
+
+def test_names_in_quotes_are_reached(tmp_path: Path) -> None:
+    modules = {"tools.py": "import torch\ndef fit():\n    torch.cuda.set_device(0)\n"}
+    assert look(tmp_path, 'import tools\ngetattr(tools, "fit")()\n', modules=modules) != []
+    assert look(tmp_path, "import tools\n", modules=modules) == []
+
+
+def test_a_function_called_as_its_module(tmp_path: Path) -> None:
+    launch = "import torch\ndef launch():\n    " + SAVE
+    modules = {"engine/__init__.py": "from .launch import *\n", "engine/launch.py": launch}
+    found = look(tmp_path, SETUP + "from engine import launch\nlaunch()\n", modules=modules)
+    assert [one.where for one in found] == ["engine/launch.py:3"]
 
 
 def test_a_rule_that_fails_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,8 @@ def get_my_rank():
     if not dist.is_initialized():
         return 0
     return dist.get_rank()
+def get_local_rank():
+    return dist.get_rank()
 def is_chosen():
     return get_my_rank() == 0
 """
@@ -74,6 +76,8 @@ def who(folder: Path, condition: str) -> str | None:
         ("writer is not None", "perhaps one"),
         ("tp_rank == 0", "perhaps one"),
         ("local == 0", "one per host"),
+        ("get_local_rank() == 0", "one per host"),
+        ("rank % number == 0", "perhaps one"),
         ("args.gpu == 0", "one per host"),
         ("hvd.local_rank() == 0", "one per host"),
         ("accelerator.is_local_main_process", "one per host"),

@@ -77,12 +77,15 @@ CASES = [
         check="path-outside-project",
         bad="""
         parser.add_argument("--data", default="/data/imagenet")  #!
+        parser.parse_args()
         root = "/srv/sets"  #!
         open("../other/words.txt")  #!
         """,
         good="""
         parser.add_argument("--data", default="data/imagenet")
-        parser.add_argument("--log", default="/tmp/log")
+        parser.add_argument("--log", default="/data/log")
+        parser.add_argument("--folder", default="/data/mine", help="where to save logs")
+        parser.parse_args()
         root = "/path/to/sets"
         route = "/api/v1"
         open("words.txt")

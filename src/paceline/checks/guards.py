@@ -30,11 +30,12 @@ _MAIN = re.compile(
     r"^_?(is_|on_|am_)?(global_|world_|local_)?"
     r"((main|master|primary|chief)(_?(process|rank|node|gpu|worker|proc))|rank_?(zero|0)|(process_|global_|local_)zero)$"
     r"|^_?(is|on|am)_(main|master|primary|chief|rank_?(zero|0)|global_zero|local_zero|world_process_zero)$"
-    r"|^(should|is|do)_(save|saver|log)(_\w+)?$",
+    r"|^((should|is|do)_(save|saver|log)(_\w+)?|save_to_disk)$",
     re.I,
 )
 _WRITER = re.compile(r"logger|writer|saver|wandb|tensorboard|(^|_)tb($|_)", re.I)
 """What most often only the first rank has."""
+_OPTIONS = re.compile(r"arg|opt|cfg|conf|hparam|hps|flags|params", re.I)
 _HOST = re.compile(r"(node|machine|host|group)_?(id|idx|index|rank)$", re.I)
 _FIRST = re.compile(r"(zero|main|master|rank0|process|local)\w*_first$", re.I)
 _MAIN_DECORATOR = re.compile(r"(rank_?zero|rank_?0|(main|master|primary)(_?process)?)(_(only|first))?$", re.I)
@@ -114,7 +115,8 @@ class Guards(Ranks):
         if scope is not None:
             kind = self._compared_rank(source, operator, right)
             return Who(kind=kind, scope=scope, where=Value(source, left)) if kind else None
-        if last_word(left).lower().endswith("rank") and isinstance(operator, ast.Eq):
+        compared = left.left if isinstance(left, ast.BinOp) else left
+        if last_word(compared).lower().endswith("rank") and isinstance(operator, ast.Eq):
             return Who(kind="one", is_sure=False)  # of a group, as in tensor parallel training
         number = constant_of(right)
         if self.is_count(source, left) and number in (0, 1, 2):
@@ -252,6 +254,27 @@ class Guards(Ranks):
         found = [self.guard(site.source, site.node) for site in sites]
         return _any_of(found) if found and all(who and who.kind != "many" for who in found) else None
 
+    def _is_option(self, flag: ast.Name | ast.Attribute) -> bool:
+        """The command line or a configuration sets it."""
+        holder = last_word(flag.value) if isinstance(flag, ast.Attribute) else ""
+        return last_word(flag) in self.program.arguments or bool(_OPTIONS.search(holder))
+
+    def hangs_on_flag(self, source: Source, node: ast.AST, depth: int = 2) -> bool:
+        """Whether a node, or the places that call its function, depend on a flag that may well be about ranks.
+
+        What the command line sets is not: it is the same on all ranks.
+        """
+        for test, truth in self.conditions(source, node):
+            parts = test.values if isinstance(test, ast.BoolOp) else [test]
+            parts = [part.operand if isinstance(part, ast.UnaryOp) else part for part in parts]
+            flags = [part for part in parts if isinstance(part, ast.Name | ast.Attribute)]
+            unknown = [flag for flag in flags if not self._is_option(flag)]
+            if unknown and self.who(source, test, truth=truth) is None:
+                return True
+        function = source.function_of(node)
+        sites = self.program.callers_of(function) if function is not None and depth else []
+        return any(self.hangs_on_flag(site.source, site.node, depth - 1) for site in sites)
+
     def is_called(self, source: Source, node: ast.AST) -> bool:
         """Whether it is known who calls the function around a node, and that this is called, too."""
         function = source.function_of(node)
@@ -261,8 +284,10 @@ class Guards(Ranks):
 
     def _is_reached(self, source: Source, node: ast.AST, seen: set[Function]) -> bool:
         function = source.function_of(node)
-        if function is None or function.decorator_list:
+        if function is None:
             return True
+        if function.decorator_list and not isinstance(source.parents[function], ast.ClassDef):
+            return True  # it may be registered somewhere
         if function in seen:
             return False
         sites = self.program.callers_of(function)

@@ -83,20 +83,19 @@ class Program:
         for _ in range(MAX_DEPTH):
             module, _, name = dotted.rpartition(".")
             source = self.modules.get(module)
-            if source is None or name not in source.names or dotted in self.modules:
+            if source is None or dotted in self.modules or dotted in self.defined:
                 break
-            dotted = source.names[name]
+            starred = (one for star in source.stars if (one := f"{star}.{name}") in self.defined)
+            following = source.names.get(name) or next(starred, None)
+            if following is None:
+                break
+            dotted = following
         return dotted
 
     @functools.cached_property
     def dotted_names(self) -> set[str]:
         """Every dotted name that live code uses, imports resolved."""
-        found: set[str] = set()
-        for source in self.sources:
-            for node in source.nodes:
-                if isinstance(node, ast.Attribute | ast.Name) and node in source.live:
-                    found.add(source.resolve(node))
-        return found
+        return {one.resolve(node) for one in self.sources for node in one.find(ast.Attribute, ast.Name)}
 
     # Definitions and calls
 
@@ -111,10 +110,16 @@ class Program:
                     return source, inner
                 scope = source.function_of(scope)
         dotted = source.resolve(name)
+        if dotted in self.modules:  # a package often has a function of the same name
+            dotted = f"{dotted}.{dotted.rpartition('.')[2]}"
         if dotted in self.defined or not isinstance(name, ast.Name) or name.id in source.names:
             return self.defined.get(dotted)
         homes = (source.module, *source.stars)
         return next((self.defined[one] for home in homes if (one := f"{home}.{name.id}") in self.defined), None)
+
+    def _named_function(self, source: Source, name: ast.expr) -> Owned | None:
+        found = self.find_definition(source, name)
+        return Owned(found[0], found[1]) if found is not None and is_function(found[1]) else None
 
     def find_function(self, source: Source, call: ast.Call) -> Owned | None:
         """The function of the project that a call runs; of a class, its `__init__`."""
@@ -129,12 +134,14 @@ class Program:
             return self._method(owner, node, "__init__") if isinstance(node, ast.ClassDef) else Owned(owner, node)
         if not isinstance(call.func, ast.Attribute):
             return None
-        if isinstance(call.func.value, ast.Name) and call.func.value.id in ("self", "cls"):
-            around = source.class_of(call)
+        receiver, around = call.func.value, source.class_of(call)
+        if isinstance(receiver, ast.Name) and receiver.id in ("self", "cls"):
             return self._method(source, around, call.func.attr) if around else None
-        if isinstance(call.func.value, ast.Name) and call.func.value.id in source.names:
+        if isinstance(receiver, ast.Call) and source.resolve(receiver.func) == "super" and around is not None:
+            return self._inherited(source, around, call.func.attr)
+        if isinstance(receiver, ast.Name) and receiver.id in source.names:
             return None  # a module that is not the project's
-        for owner, node in self._classes_of(source, call.func.value):
+        for owner, node in self._classes_of(source, receiver):
             if (method := self._method(owner, node, call.func.attr)) is not None:
                 return method
         methods = self._methods_by_name.get(call.func.attr, [])
@@ -156,14 +163,13 @@ class Program:
             if found is not None and isinstance(found[1], ast.ClassDef):
                 yield found[0], found[1]
 
-    def _method(self, source: Source, around: ast.ClassDef | None, name: str, depth: int = MAX_DEPTH) -> Owned | None:
+    def _method(self, source: Source, around: ast.ClassDef, name: str, depth: int = MAX_DEPTH) -> Owned | None:
         """A method of a class or of those it is derived from."""
-        if around is None or not depth:
-            return None
         own = next((node for node in around.body if is_function(node) and node.name == name), None)
-        if own is not None:
-            return Owned(source, own)
-        for base in around.bases:
+        return Owned(source, own) if own is not None else self._inherited(source, around, name, depth)
+
+    def _inherited(self, source: Source, around: ast.ClassDef, name: str, depth: int = MAX_DEPTH) -> Owned | None:
+        for base in around.bases if depth else ():
             found = self.find_definition(source, base)
             if found is not None and isinstance(found[1], ast.ClassDef):
                 return self._method(found[0], found[1], name, depth - 1)
@@ -188,16 +194,15 @@ class Program:
                     given = bind(*owned, call.args, call.keywords)
                     found.setdefault(owned.function, []).append(Site(source, call, given))
                 for target, arguments in handed_over(source, call):
-                    spawned = self.find_definition(source, target)
-                    if spawned is not None and is_function(spawned[1]):
-                        given = bind(spawned[0], spawned[1], arguments)
-                        found.setdefault(spawned[1], []).append(Site(source, call, given))
+                    if (spawned := self._named_function(source, target)) is not None:
+                        given = bind(*spawned, arguments)
+                        found.setdefault(spawned.function, []).append(Site(source, call, given))
             for node in source.find(ast.Name, ast.Attribute):
                 parent = source.parents[node]
                 is_called = isinstance(parent, ast.Call) and parent.func is node
-                handed = None if is_called or isinstance(parent, ast.Attribute) else self.find_definition(source, node)
-                if handed is not None and is_function(handed[1]):
-                    found.setdefault(handed[1], []).append(Site(source, node, {}))
+                handed = None if is_called or isinstance(parent, ast.Attribute) else self._named_function(source, node)
+                if handed is not None:
+                    found.setdefault(handed.function, []).append(Site(source, node, {}))
         return found
 
     @functools.cached_property
@@ -207,11 +212,10 @@ class Program:
         for source in self.sources:
             for call in source.find(ast.Call):
                 for target, arguments in handed_over(source, call):
-                    definition = self.find_definition(source, target)
-                    if definition is not None and is_function(definition[1]):
-                        named = zip(parameters_of(definition[1]), arguments, strict=False)
+                    if (owned := self._named_function(source, target)) is not None:
+                        named = zip(parameters_of(owned.function), arguments, strict=False)
                         numbers = {name for name, given in named if given is None or source.is_counter(given)}
-                        found.setdefault(definition[1], set()).update(numbers)
+                        found.setdefault(owned.function, set()).update(numbers)
         return found
 
     def is_index(self, source: Source, node: ast.expr) -> bool:

@@ -25,6 +25,8 @@ _COUNT = re.compile(
     re.I,
 )
 
+_HOST_SIZE = re.compile(r"per_?(node|host|machine)|local|device_count|gpus?$", re.I)
+
 
 class Ranks:
     """Answers for one program."""
@@ -45,6 +47,9 @@ class Ranks:
             return None
         origins = self.program.origins(source, expression)
         found = {scope for origin in origins if (scope := self._rank_scope_of(*origin)) is not None}
+        givers = (origin.source.function_of(origin.node) for origin in origins)
+        if found and any(giver is not None and _RANK_OF_HOST.match(giver.name) for giver in givers):
+            return "host"  # `get_local_rank()`, which falls back to the rank in the run
         if found == {"host"} or any(self.program.is_index(*origin) for origin in origins):
             return "host"
         if found == {"run"}:
@@ -83,10 +88,15 @@ class Ranks:
         elif isinstance(node, ast.BinOp):
             sides = [self.rank_scope(source, side) for side in (node.left, node.right)]
             if isinstance(node.op, ast.Mod):
-                return "host" if sides[0] else None
+                return "host" if sides[0] and self._is_of_host(source, node.right) else None
             if isinstance(node.op, ast.Add) and any(isinstance(side, ast.BinOp) for side in (node.left, node.right)):
                 return "run" if any(sides) else None  # node * gpus_per_node + gpu
         return None
+
+    def _is_of_host(self, source: Source, number: ast.expr) -> bool:
+        """Whether this is the number of GPUs, or of ranks, of one host."""
+        origins = self.program.origins(source, number)
+        return isinstance(number, ast.Constant) or any(_HOST_SIZE.search(last_word(node)) for _, node in origins)
 
     def is_count(self, source: Source, expression: ast.expr) -> bool:
         """Whether this is the number of ranks, or of GPUs."""

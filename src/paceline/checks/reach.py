@@ -1,4 +1,7 @@
-"""Which code of a script can be reached from its start: by name, and rather too much than too little."""
+"""Which code of a script can be reached from its start: by name, and rather too much than too little.
+
+What is found only at run time, as a function in a module's `__dict__`, is not seen.
+"""
 
 from __future__ import annotations
 
@@ -69,14 +72,18 @@ def _is_dead(test: ast.expr, is_main: bool) -> bool:
 
 
 def _mentions(source: Source, node: ast.AST) -> set[str]:
+    """What a node may mean: a name of this file, a dotted name, an object's attribute, or a name in quotes."""
+    dotted = source.resolve(node)
+    same = f"{dotted}.{dotted.rpartition('.')[2]}"  # a module and a function in it are often called the same
     if isinstance(node, ast.Name):
-        return {node.id, source.names.get(node.id, "").rpartition(".")[2]}
+        starred = {source.program.follow(f"{star}.{node.id}") for star in source.stars}
+        return {f"{source.module}:{node.id}", dotted, same, *starred}
     if isinstance(node, ast.Attribute):
-        return {node.attr}
+        return {f".{node.attr}", dotted, same}
     if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
         statement = source.statement_of(node)
         is_export = isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__"
-        return set() if is_export else {node.value}  # getattr(trainer, "fit")
+        return set() if is_export else {f"'{node.value}"}  # getattr(trainer, "fit")
     return set()
 
 
@@ -86,10 +93,11 @@ def _is_reached(unit: _Unit, mentioned: set[str]) -> bool:
         return True
     if not outer.is_live:
         return False
-    if definition.name in mentioned or definition.decorator_list:
+    name, around = definition.name, outer.definition
+    if f"'{name}" in mentioned:
         return True
-    around = outer.definition
-    if not isinstance(around, ast.ClassDef):
-        return False
-    # What a class inherits from elsewhere may call any of its methods.
-    return definition.name.startswith("__") or bool(around.bases)
+    if isinstance(around, ast.ClassDef):
+        # What a class inherits from elsewhere may call any of its methods.
+        return f".{name}" in mentioned or name.startswith("__") or bool(around.bases)
+    names = {f"{unit.source.module}:{name}", f"{unit.source.module}.{name}"}
+    return bool(names & mentioned) or bool(definition.decorator_list)  # which may register it

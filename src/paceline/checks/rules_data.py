@@ -16,6 +16,7 @@ from paceline.checks.training import count_text, is_loader, is_one_process_only,
 _EVALUATION = re.compile(r"(^|[_\W])(val|valid|validation|eval|evaluation|test|dev|query|gallery)(_|\d|\W|$)", re.I)
 _TRAINING = re.compile(r"(^|[_\W])train", re.I)
 _SHARDS = re.compile(r"shard|split_(dataset_)?by_(node|rank)|webdataset|wds\.|partition|scatter|IterableDataset", re.I)
+_COUNTS = re.compile(r"gpu|world|device|rank|node|replica|procs|tasks|num_proc", re.I)
 _OWN_DIVISION = {"accelerate", "lightning", "deepspeed", "transformers", "paceline", "other"}
 """Frameworks that may divide the data themselves."""
 
@@ -291,7 +292,9 @@ def note_batch_size(source: Source) -> Iterator[Finding]:
         return
     for call in source.find(ast.Call):
         size = argument_of(call, "batch_size", 1)
-        if not is_loader(source.resolve(call.func)) or size is None or _EVALUATION.search(_names_around(source, call)):
+        if not is_loader(source.resolve(call.func)) or _EVALUATION.search(_names_around(source, call)):
+            continue
+        if size is None or (isinstance(size, ast.Constant) and size.value is None):
             continue
         text = (
             f"{ast.unparse(size)} samples per rank: the samples per step grow with the ranks, the learning rate doesn't"
@@ -311,8 +314,7 @@ def _is_scaled(program: Program) -> bool:
                 continue
             sides = [node.left, node.right] if isinstance(node, ast.BinOp) else [node.value]
             line = ast.unparse(source.statement_of(node))
-            if any(guards.is_count(source, side) for side in sides) and re.search(
-                r"lr|learning_rate|batch|bsz|bs|accum", line
-            ):
+            counts = (guards.is_count(source, side) or _COUNTS.search(last_word(side)) for side in sides)
+            if any(counts) and re.search(r"lr|learning_rate|batch|bsz|bs|accum", line):
                 return True
     return False

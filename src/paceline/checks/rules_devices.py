@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from paceline.checks.findings import Finding, check
 from paceline.checks.guards import guards_of
 from paceline.checks.program import Program
-from paceline.checks.source import Source, argument_of, constant_of, environment_variable, last_word
+from paceline.checks.source import Source, argument_of, constant_of, last_word
 from paceline.checks.training import LOCAL_RANK_TEXT, is_one_process_only, training_of, wrapper_named
 
 _DEVICE = re.compile(r"^cuda:(?P<index>\d)$")
+_FOR_DEVICE = re.compile(r"device|gpu|cuda|local_?rank", re.I)
+_SCHEDULER = re.compile(r"slurm|(?<![a-z])o?p?mpi?_|hvd", re.I)
 _LOCAL_RANK_FLAGS = ("--local_rank", "--local-rank")
 _SETTERS = {"torch.cuda.set_device": 0, "torch.set_default_device": 0, "torch.accelerator.set_device_index": 0}
 
@@ -152,7 +154,7 @@ def find_device_from_rank(source: Source) -> Iterator[Finding]:
             source.replaced((expression, LOCAL_RANK_TEXT)),
         )
     for node in source.find(ast.BinOp):
-        if not isinstance(node.op, ast.Mod) or isinstance(source.parents[node], ast.Compare):
+        if not isinstance(node.op, ast.Mod) or not _is_for_device(source, node):
             continue
         if not _counts_gpus(source, node.right) or _is_of_scheduler(source, node.left):
             continue
@@ -181,10 +183,17 @@ def _counts_gpus(source: Source, expression: ast.expr) -> bool:
     return any(isinstance(node, ast.Call) and last_word(node) == "device_count" for _, node in origins)
 
 
+def _is_for_device(source: Source, remainder: ast.BinOp) -> bool:
+    """It is used as a GPU's number, for all that its line says; and not under another launcher."""
+    line = ast.unparse(source.statement_of(remainder)).partition("\n")[0].replace(ast.unparse(remainder), "")
+    tests = (ast.unparse(test) for test, _ in guards_of(source.program).conditions(source, remainder))
+    return bool(_FOR_DEVICE.search(line)) and not any(_SCHEDULER.search(test) for test in tests)
+
+
 def _is_of_scheduler(source: Source, rank: ast.expr) -> bool:
     """The rank is read from variables of Slurm's or MPI's alone, so that this code is for them."""
     texts = [ast.unparse(node) for _, node in source.program.origins(source, rank)]
-    return all(any(name in text for name in ("SLURM", "OMPI", "PMI_")) for text in texts)
+    return all(_SCHEDULER.search(text) for text in texts)
 
 
 @check("local-rank-argument")
@@ -229,11 +238,7 @@ def _from_environment(source: Source, call: ast.Call) -> str:
 
 @functools.lru_cache(maxsize=1)
 def _reads_local_rank(program: Program) -> bool:
-    return any(
-        environment_variable(source, node) == "LOCAL_RANK"
-        for source in program.sources
-        for node in source.find(ast.Subscript, ast.Call)
-    )
+    return any(node.value == "LOCAL_RANK" for source in program.sources for node in source.find(ast.Constant))
 
 
 @check("data-parallel")

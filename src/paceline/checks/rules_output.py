@@ -15,7 +15,6 @@ from paceline.checks.training import main_text, training_of
 
 _OWN_OUTPUT = {"lightning", "transformers", "other"}
 _NAMES_RANK = re.compile(r"rank|gpu|host|device|node", re.I)
-_QUIET_FLAG = re.compile(r"verbose|log|main|master|print|quiet|debug|display|show", re.I)
 
 
 @check("print-on-every-rank")
@@ -63,9 +62,8 @@ def _is_meant_for_one(source: Source, call: ast.Call) -> bool:
     who = guards.guard(source, call)
     if (who is not None and who.kind != "many") or _NAMES_RANK.search(ast.unparse(call)):
         return False
-    for test, _ in guards.conditions(source, call):
-        if isinstance(test, ast.Name | ast.Attribute) and _QUIET_FLAG.search(ast.unparse(test)):
-            return False
+    if guards.hangs_on_flag(source, call, depth=0):
+        return False
     for parent in source.ancestors(call):
         if isinstance(parent, ast.ExceptHandler) or (isinstance(parent, ast.If) and always_leaves(source, parent.body)):
             return False
@@ -107,4 +105,5 @@ def _shows_bar(source: Source, call: ast.Call) -> bool:
         return False
     guards = guards_of(source.program)
     who = guards.guard(source, call)
-    return (who is None or who.kind == "many") and guards.is_called(source, call)
+    is_shown = (who is None or who.kind == "many") and guards.is_called(source, call)
+    return is_shown and not guards.hangs_on_flag(source, call)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 from paceline.checks.findings import Finding, check
-from paceline.checks.source import Source, argument_of, constant_of
+from paceline.checks.source import Source, argument_of, constant_of, last_word
 
 _ABSOLUTE = re.compile(r"^(/[\w.\-]+(/|$)|~/|[A-Za-z]:[\\/])")
 _EVERYWHERE = re.compile(r"^/(dev|proc|sys|tmp|etc|usr|bin|run|var/tmp)(/|$)")
@@ -17,7 +17,7 @@ _PATH_NAME = re.compile(
     r"(^|_)(path|paths|dir|dirs|directory|root|folder|file|filename|data|dataset|ckpt|checkpoint|home)(_|s?$)|(dir|path|file|root)$",
     re.I,
 )
-_OUTPUT_NAME = re.compile(r"log|out|save|result|exp|tensorboard|cache|tmp|temp|work_?dir", re.I)
+_OUTPUT_NAME = re.compile(r"(^|[^a-z])(log|out|sav|result|exp|tensorboard|cache|tmp|temp|work_?dir)", re.I)
 """What is written there may be missing before."""
 _OPENING = re.compile(
     r"^(open|os\.path\.join|pathlib\.Path|torch\.(load|save)|numpy\.(load|save|memmap|loadtxt)|pandas\.read_\w+"
@@ -72,6 +72,8 @@ def _use_of(source: Source, node: ast.Constant) -> str | None:
     if isinstance(parent, ast.keyword):
         call = source.parents[parent]
         if parent.arg == "default" and isinstance(call, ast.Call):
+            if not _is_parsed(source, call) or _OUTPUT_NAME.search(str(constant_of(argument_of(call, "help")))):
+                return None
             flag = constant_of(call.args[-1]) if call.args else argument_of(call, "dest")
             return str(flag).lstrip("-") if flag is not None else None
         return parent.arg if parent.arg and _PATH_NAME.search(parent.arg) else None
@@ -79,9 +81,16 @@ def _use_of(source: Source, node: ast.Constant) -> str | None:
         return "data" if node in parent.args and _OPENING.match(source.resolve(parent.func)) else None
     if isinstance(parent, ast.Assign | ast.AnnAssign):
         target = parent.targets[0] if isinstance(parent, ast.Assign) else parent.target
-        word = target.attr if isinstance(target, ast.Attribute) else target.id if isinstance(target, ast.Name) else ""
-        return word if _PATH_NAME.search(word) else None
+        word = last_word(target)
+        is_replaced = isinstance(target, ast.Name) and len(source.names_given(target.id)) > 1
+        return word if _PATH_NAME.search(word) and not is_replaced else None
     if isinstance(parent, ast.Dict) and node in parent.values:
         key = constant_of(parent.keys[parent.values.index(node)])
         return key if isinstance(key, str) and _PATH_NAME.search(key) else None
     return None
+
+
+def _is_parsed(source: Source, argument: ast.Call) -> bool:
+    """The command line is read in this file, or by a function that makes the parser."""
+    calls = (last_word(call) for call in source.find(ast.Call))
+    return source.function_of(argument) is not None or any(name.startswith("parse_") for name in calls)

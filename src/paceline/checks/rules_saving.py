@@ -81,7 +81,7 @@ def find_save_on_every_rank(source: Source) -> Iterator[Finding]:
         Let rank 0 write.
     """
     for call, who in _writers(source):
-        if who is not None and who.kind != "many":
+        if (who is not None and who.kind != "many") or guards_of(source.program).hangs_on_flag(source, call):
             continue
         text = f"every rank runs {ast.unparse(call.func)}, to the same file"
         remedy = source.only_if(main_text(source), call)
@@ -108,14 +108,12 @@ def find_save_on_each_host(source: Source) -> Iterator[Finding]:
             continue
         home, node = who.where
         seen.add(node)
-        text = f"{ast.unparse(node)} is 0 once on every host, and all of these write the same file"
-        yield home.finding("save-on-each-host", "warning", node, text, home.replaced((node, _rank_in(home, node))))
-
-
-def _rank_in(source: Source, node: ast.expr) -> str:
-    """The rank in the run, in place of the one on the host; of a call that asks for the main process, a comparison."""
-    is_number = guards_of(source.program).rank_scope(source, node) is not None
-    return rank_text(source) if is_number else f"{rank_text(source)} == 0"
+        # Else it is a call that asks for the main process.
+        is_number = guards_of(source.program).rank_scope(home, node) is not None
+        found = "0" if is_number else "true"
+        text = f"{ast.unparse(node)} is {found} once on every host, and all of these write the same file"
+        remedy = home.replaced((node, rank_text(home) if is_number else f"({rank_text(home)} == 0)"))
+        yield home.finding("save-on-each-host", "warning", node, text, remedy)
 
 
 @check("load-without-map-location")

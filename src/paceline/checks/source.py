@@ -143,6 +143,10 @@ class Source:
         """Whether this is the name of a loop over a range, in its function."""
         return isinstance(node, ast.Name) and (self.function_of(node), node.id) in self._counters
 
+    def names_given(self, name: str) -> list[Assignment]:
+        """All that a name is given, in any function."""
+        return [one for (_, given), found in self.assigned.items() if given == name for one in found]
+
     @functools.cached_property
     def all_assignments(self) -> list[tuple[ast.expr, Assignment]]:
         """Every target with what it is given, from top to bottom."""
