@@ -130,6 +130,9 @@ PLACES = [
     ("class A:\n    def f(self):\n        here()\na = A()\nif rank == 0:\n    a.f()\n", "one"),
     ("def f():\n    here()\nwith torch_distributed_zero_first(rank):\n    f()\n", "one"),
     ("def f(is_new):\n    if is_new:\n        here()\nf(False)\n", "single"),
+    ("def f():\n    is_new = False\n    if is_new:\n        here()\nf()\n", "single"),
+    ("def f():\n    is_new = False\n    for is_new in y:\n        if is_new:\n            here()\nf()\n", None),
+    ("is_new = False\ndef f():\n    if is_new:\n        here()\nf()\n", None),
     ("def f(is_new):\n    if is_new:\n        here()\nf(False)\nf(True)\n", None),
     ("while rank == 0:\n    here()\n", "one"),
 ]

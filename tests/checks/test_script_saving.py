@@ -50,6 +50,34 @@ CASES = [
         """,
     ),
     Case(
+        check="save-on-every-rank",
+        bad="""
+        class Saver:
+            def save(self):
+                torch.save(model, "model.pt")  #!
+        saver = Saver()
+        saver.save()
+        """,
+        good="""
+        class Saver:
+            def save(self):
+                torch.save(model, "model.pt")
+        class NoSaver:
+            def save(self): pass
+        saver = Saver() if dist.get_rank() == 0 else NoSaver()
+        if dist.get_rank() == 0:
+            saver = Saver()
+        else:
+            saver = NoSaver()
+        saver.save()
+        """,
+    ),
+    Case(
+        check="save-on-every-rank",
+        bad="if args.save:\n    torch.save(model, 'model.pt')  #!\n",
+        good="if self.save_here:\n    torch.save(model, 'model.pt')\n",
+    ),
+    Case(
         check="save-on-each-host",
         bad="""
         local_rank = int(os.environ["LOCAL_RANK"])

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
-from paceline.checks.program import Program, Value
+from paceline.checks.program import Program, Site, Value
 from paceline.checks.ranks import RANK_VARIABLES, Ranks, Scope
 from paceline.checks.source import (
     Function,
@@ -193,10 +193,15 @@ class Guards(Ranks):
         return self._who_has(source, test)
 
     def _constant_given(self, source: Source, name: ast.Name) -> bool | None:
-        """What a parameter always is, where all that call the function are seen to pass the same."""
+        """What a name always is in a function, where all that give it something are seen to give the same."""
         function = source.function_of(name)
-        if function is None or name.id not in parameters_of(function) or not self.program.sites_of(function):
+        if function is None:
             return None
+        is_given = name.id in parameters_of(function) and bool(self.program.sites_of(function))
+        nodes = (node for node in ast.walk(function) if isinstance(node, ast.Name) and node.id == name.id)
+        stores = [node for node in nodes if isinstance(node.ctx, ast.Store)]
+        if len(stores) != len(source.assigned.get((function, name.id), [])) or not (stores or is_given):
+            return None  # a loop or `+=` gives it values, too; or it isn't the function's
         origins = [node for _, node in self.program.origins(source, name)]
         sides = {bool(node.value) for node in origins if isinstance(node, ast.Constant)}
         return sides.pop() if len(sides) == 1 and all(isinstance(node, ast.Constant) for node in origins) else None
@@ -251,8 +256,21 @@ class Guards(Ranks):
         sites = [
             site for site in self.program.callers_of(function) if site.source.function_of(site.node) is not function
         ]
-        found = [self.guard(site.source, site.node) for site in sites]
+        found = [self.guard(site.source, site.node) or self._who_made(site, function) for site in sites]
         return _any_of(found) if found and all(who and who.kind != "many" for who in found) else None
+
+    def _who_made(self, site: Site, function: Function) -> Who | None:
+        """Who has an object with this method, where others have one that does nothing."""
+        call = site.node.func if isinstance(site.node, ast.Call) else None
+        if not isinstance(call, ast.Attribute) or not isinstance(call.value, ast.Name | ast.Attribute):
+            return None
+        owners: list[Value] = []
+        for source, node in self.program.first_origins(site.source, call.value):
+            found = self.program.find_definition(source, node.func) if isinstance(node, ast.Call) else None
+            if found is not None and function in found[1].body:
+                owners.append(Value(source, node))
+        who = _any_of([self.own_guard(*owner) for owner in owners])
+        return who and dataclasses.replace(who, is_sure=False)
 
     def _is_option(self, flag: ast.Name | ast.Attribute) -> bool:
         """The command line or a configuration sets it."""

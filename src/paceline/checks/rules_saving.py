@@ -16,9 +16,7 @@ _SAVES = {"torch.save": 1, "torch.jit.save": 1, "safetensors.torch.save_file": 1
 _ONE_OF_A_KIND = {"BytesIO", "NamedTemporaryFile", "TemporaryFile", "mkstemp", "uuid4", "getpid", "gethostname"}
 _OWN_SAVING = {"lightning", "transformers", "paceline", "other"}
 """Frameworks that write, or guard, checkpoints themselves."""
-_CHECKPOINT = re.compile(
-    r"ckpt|check_?point|resume|snapshot|model|weight|pretrain|state|best|restore|load_from|\.pth", re.I
-)
+_CHECKPOINT = re.compile(r"ckpt|check_?point|resume|snapshot|model|weight|pretrain|best|restore|load_from|\.pth", re.I)
 
 
 def _saves(source: Source) -> Iterator[tuple[ast.Call, ast.expr | None]]:
@@ -138,7 +136,7 @@ def find_load_without_map_location(source: Source) -> Iterator[Finding]:
         statement = ast.unparse(source.statement_of(call)).partition("\n")[0]
         who = guards_of(source.program).guard(source, call)
         is_alone = who is not None and who.kind == "one"
-        if any(keyword.arg is None for keyword in call.keywords) or not _CHECKPOINT.search(statement):
+        if any(keyword.arg in (None, "mmap") for keyword in call.keywords) or not _CHECKPOINT.search(statement):
             continue
         if _is_own_file(source, argument_of(call, "f", 0)):
             continue
