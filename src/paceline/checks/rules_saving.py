@@ -16,7 +16,9 @@ _SAVES = {"torch.save": 1, "torch.jit.save": 1, "safetensors.torch.save_file": 1
 _ONE_OF_A_KIND = {"BytesIO", "NamedTemporaryFile", "TemporaryFile", "mkstemp", "uuid4", "getpid", "gethostname"}
 _OWN_SAVING = {"lightning", "transformers", "paceline", "other"}
 """Frameworks that write, or guard, checkpoints themselves."""
-_CHECKPOINT = re.compile(r"ckpt|check_?point|resume|snapshot|model|weight|pretrain|best|restore|load_from|\.pth", re.I)
+_CHECKPOINT = re.compile(
+    r"ckpt|check_?point|resume|snapshot|model|weight|pretrain|state_dict|best|restore|load_from|\.pth", re.I
+)
 
 
 def _saves(source: Source) -> Iterator[tuple[ast.Call, ast.expr | None]]:
