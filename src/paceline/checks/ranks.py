@@ -21,7 +21,7 @@ _RANK_OF_RUN = re.compile(
 )
 _COUNT = re.compile(
     r"^_?(get_)?((\w*_)?world_?size|n(um)?_?gpus?(_per_node)?|ngpus_per_node|gpu_num|num_processes|num_replicas|n?procs"
-    r"|device_count|num_tasks|(n|num)_?(nodes|machines|hosts))$",
+    r"|device_count|num_tasks|(n|num)_?(nodes?|machines?|hosts?))$",
     re.I,
 )
 
@@ -52,9 +52,10 @@ class Ranks:
             return "host"  # `get_local_rank()`, which falls back to the rank in the run
         if found == {"host"} or any(self.program.is_index(*origin) for origin in origins):
             return "host"
-        if found == {"run"}:
-            return "run"
         word = last_word(expression)
+        is_certain = all(self._rank_scope_of(*origin) for origin in origins)
+        if found == {"run"} and (is_certain or not _RANK_OF_HOST.match(word)):
+            return "run"
         if isinstance(expression, ast.Name | ast.Attribute | ast.Call | ast.Subscript) and word:
             if _RANK_OF_HOST.match(word):
                 return "host"
