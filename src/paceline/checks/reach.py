@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from paceline.checks.source import Definition, Source, is_definition
 
 _REGISTERING = re.compile(r"regist|command|hydra|main|fire|click|route|hook|plugin|task|^(?-i:[A-Z][A-Z_]+)\b", re.I)
-"""Decorators after which a definition may be called by a name that isn't seen."""
+"""Decorators of imported modules after which a definition may be called by a name that isn't seen."""
 _NEVER = {"TYPE_CHECKING", "typing.TYPE_CHECKING", "sys.platform == 'win32'", "os.name == 'nt'"}
 
 
@@ -103,4 +103,6 @@ def _is_reached(unit: _Unit, mentioned: set[str]) -> bool:
         # What a class inherits from elsewhere may call any of its methods.
         return f".{name}" in mentioned or name.startswith("__") or bool(around.bases)
     names = {f"{unit.source.module}:{name}", f"{unit.source.module}.{name}"}
-    return bool(names & mentioned) or any(_REGISTERING.search(ast.unparse(one)) for one in definition.decorator_list)
+    decorators = [ast.unparse(one) for one in definition.decorator_list]
+    is_main = unit.source is unit.source.program.main
+    return bool(names & mentioned) or any(is_main or _REGISTERING.search(text) for text in decorators)
