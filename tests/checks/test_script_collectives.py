@@ -170,6 +170,27 @@ CASES = [
         head=MODEL,
     ),
     Case(
+        check="forward-on-one-rank",
+        bad="""
+        def test():
+            net = load()
+            if rank >= 0:
+                net = DDP(net)
+            if rank == 0:
+                net(x)  #!
+        test()
+        """,
+        good="""
+        def test():
+            net = DDP(load())
+            if rank == 0:
+                net = load()
+                net(x)
+        test()
+        """,
+        head=MODEL,
+    ),
+    Case(
         check="one-rank-leaves",
         status="failure",
         bad="""

@@ -146,6 +146,36 @@ CASES = [
         head=IMPORTS + "import argparse\nparser = argparse.ArgumentParser()\ndist.init_process_group('nccl')\n",
     ),
     Case(
+        check="hard-coded-device",
+        bad="""
+        def load(device="cuda:0"):  #!
+            return device
+        load(device)
+        load()
+        """,
+        good="""
+        def load(device="cuda:0"):
+            return device
+        load(device)
+        """,
+    ),
+    Case(
+        check="local-rank-argument",
+        status="failure",
+        bad="""
+        parser.add_argument("--local_rank", type=int, default=0)  #!
+        args = parser.parse_args()
+        torch.cuda.set_device(args.local_rank)
+        """,
+        good="""
+        parser.add_argument("--local_rank", type=int, default=0)
+        args = parser.parse_args()
+        args.local_rank = find_rank()
+        torch.cuda.set_device(args.local_rank)
+        """,
+        head=IMPORTS + "import argparse\nparser = argparse.ArgumentParser()\ndist.init_process_group('nccl')\n",
+    ),
+    Case(
         check="data-parallel",
         bad="model = nn.DataParallel(nn.Linear(1, 1))  #!\n",
         good="""

@@ -89,6 +89,8 @@ CASES = [
         root = "/path/to/sets"
         route = "/api/v1"
         open("words.txt")
+        open(os.path.join(os.path.dirname(__file__), "../words.txt"))
+        os.path.join(os.path.dirname(__file__), "../words.txt")
         """,
         remedy='parser.add_argument("--data", default=os.environ["DATA"])',
         head=LOOP,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from paceline.checks.findings import Finding, check
 from paceline.checks.guards import guards_of
 from paceline.checks.program import Program
-from paceline.checks.source import Source, argument_of, constant_of, last_word
+from paceline.checks.source import Source, argument_of, constant_of, is_function, last_word
 from paceline.checks.training import LOCAL_RANK_TEXT, is_one_process_only, training_of, wrapper_named
 
 _DEVICE = re.compile(r"^cuda:(?P<index>\d)$")
@@ -39,7 +39,7 @@ def find_hard_coded_device(source: Source) -> Iterator[Finding]:
         who = guards_of(source.program).guard(source, node)
         if who is not None and who.kind in ("single", "one"):
             continue  # the first rank has the first GPU
-        if _is_default(source, node) or _is_replaced_later(source, node):
+        if _is_default(source, node) or _is_replaced_later(source, node) or _is_always_given(source, node):
             continue
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             remedy = source.replaced((node, '"cuda:" + os.environ["LOCAL_RANK"]'))
@@ -103,6 +103,17 @@ def _is_default(source: Source, node: ast.expr) -> bool:
     guards = guards_of(source.program)
     homes = source.program.sources
     return any(guards.rank_scope(home, given) == "host" for home in homes for given in _devices_given(home))
+
+
+def _is_always_given(source: Source, default: ast.expr) -> bool:
+    """It is a parameter's default, and all known callers pass something else."""
+    arguments, function = source.parents[default], source.parents[source.parents[default]]
+    if not isinstance(arguments, ast.arguments) or not is_function(function) or default not in arguments.defaults:
+        return False
+    positional = [*arguments.posonlyargs, *arguments.args]
+    name = positional[len(positional) - len(arguments.defaults) + arguments.defaults.index(default)].arg
+    sites = source.program.sites_of(function)
+    return bool(sites) and all(name in site.given for site in sites)
 
 
 def _is_replaced_later(source: Source, node: ast.expr) -> bool:
@@ -201,8 +212,8 @@ def find_local_rank_argument(source: Source) -> Iterator[Finding]:
     """The rank on the host comes from the environment.
 
     What it looks at
-        An argument `--local_rank` or `--local-rank` that the script uses, in a script that never reads the variable
-        LOCAL_RANK.
+        An argument `--local_rank` or `--local-rank` that the script uses and never sets itself, in a script that
+        doesn't name the variable LOCAL_RANK.
 
     Why it matters
         `torch.distributed.launch` passed this argument. torchrun and `paceline run` pass none, so that it keeps its
@@ -219,7 +230,8 @@ def find_local_rank_argument(source: Source) -> Iterator[Finding]:
             continue
         default = argument_of(call, "default")
         is_used = any(node.attr == name for other in program.sources for node in other.find(ast.Attribute))
-        if is_used and (default is None or constant_of(default) is not None):
+        is_set = any(isinstance(t, ast.Attribute) and t.attr == name for t, _ in source.all_assignments)
+        if is_used and not is_set and (default is None or constant_of(default) is not None):
             is_required = constant_of(argument_of(call, "required")) is True
             then = "argparse ends them all" if is_required else "every rank keeps its default"
             text = f"torchrun and paceline pass no --local_rank to the ranks, so that {then}"

@@ -78,7 +78,8 @@ def _use_of(source: Source, node: ast.Constant) -> str | None:
             return str(flag).lstrip("-") if flag is not None else None
         return parent.arg if parent.arg and _PATH_NAME.search(parent.arg) else None
     if isinstance(parent, ast.Call):
-        return "data" if node in parent.args and _OPENING.match(source.resolve(parent.func)) else None
+        is_opened = node in parent.args and _OPENING.match(source.resolve(parent.func))
+        return "data" if is_opened and "__file__" not in ast.unparse(parent) else None
     if isinstance(parent, ast.Assign | ast.AnnAssign):
         target = parent.targets[0] if isinstance(parent, ast.Assign) else parent.target
         word = last_word(target)

@@ -171,10 +171,13 @@ class Training:
             if assigned or scope is None or model.id in parameters_of(scope):
                 break
             scope = source.function_of(scope)
+        above = {model, *source.ancestors(model)}
         for one in reversed(assigned):
             if isinstance(one.value, ast.Attribute) and one.value.attr == "module":
                 return
             yield Value(source, one.value)
+            if scope is here and any(statement in above for statement in source.block_of(one.statement)):
+                return  # whatever it was before, here it is this
         if scope is not None and model.id in parameters_of(scope):
             yield from self.program.given(source, scope, model.id)
 
