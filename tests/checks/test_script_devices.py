@@ -170,7 +170,7 @@ CASES = [
         good="""
         parser.add_argument("--local_rank", type=int, default=0)
         args = parser.parse_args()
-        args.local_rank = find_rank()
+        args.local_rank = find_number()
         torch.cuda.set_device(args.local_rank)
         """,
         head=IMPORTS + "import argparse\nparser = argparse.ArgumentParser()\ndist.init_process_group('nccl')\n",

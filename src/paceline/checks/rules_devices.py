@@ -230,7 +230,11 @@ def find_local_rank_argument(source: Source) -> Iterator[Finding]:
             continue
         default = argument_of(call, "default")
         is_used = any(node.attr == name for other in program.sources for node in other.find(ast.Attribute))
-        is_set = any(isinstance(t, ast.Attribute) and t.attr == name for t, _ in source.all_assignments)
+        is_set = any(
+            isinstance(target, ast.Attribute) and target.attr == name and last_word(one.value) not in ("", name)
+            for target, one in source.all_assignments
+            if one.index is None
+        )
         if is_used and not is_set and (default is None or constant_of(default) is not None):
             is_required = constant_of(argument_of(call, "required")) is True
             then = "argparse ends them all" if is_required else "every rank keeps its default"
