@@ -187,6 +187,7 @@ class Program:
     @functools.cached_property
     def _sites(self) -> dict[Function, list[Site]]:
         found: dict[Function, list[Site]] = {}
+        names = {dotted.rpartition(".")[2] for dotted in self.defined}
         for source in self.sources:
             for call in source.find(ast.Call):
                 owned = self.find_function(source, call)
@@ -199,9 +200,10 @@ class Program:
                         found.setdefault(spawned.function, []).append(Site(source, call, given))
             for node in source.find(ast.Name, ast.Attribute):
                 parent = source.parents[node]
-                is_called = isinstance(parent, ast.Call) and parent.func is node
-                handed = None if is_called or isinstance(parent, ast.Attribute) else self._named_function(source, node)
-                if handed is not None:
+                is_part = isinstance(parent, ast.Attribute) or (isinstance(parent, ast.Call) and parent.func is node)
+                if is_part or source.resolve(node).rpartition(".")[2] not in names:
+                    continue
+                if (handed := self._named_function(source, node)) is not None:
                     found.setdefault(handed.function, []).append(Site(source, node, {}))
         return found
 
