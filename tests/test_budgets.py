@@ -29,6 +29,7 @@ MAX_IMPORT_CPU_S = 0.6
 
 # (module, what it imports inside a function) -> why it can't be at the top.
 LAZY_IMPORTS = {
+    ("paceline.checks.examine", "paceline.checks.script"): "a look at hosts alone takes under a second without it",
     ("paceline.cli.run", "paceline.explain"): "a run that goes well has no use for it, and starts sooner without",
     ("paceline.train.guard", "inspect"): "every Python process of a run imports the module, and only some call it",
     ("paceline.train.guard", "paceline.train.unmodified"): "it needs PyTorch, and only a run with --sync calls it",

@@ -70,7 +70,7 @@ def test_the_clock_lies_between_question_and_answer(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(patients.time, "monotonic", lambda: next(monotonic))
     right = make_patient(wall_s=1001.0, monotonic_s=451.0).vitals.as_dict()
     monkeypatch.setattr(patients, "run_errands", lambda *_, **__: [Reply(value=right), Reply(problem="it hung")])
-    alice, bob = patients.read_vitals(hosts, [gather_facts()] * 2, patients.Examination())
+    alice, bob = patients.read_vitals(hosts, patients.Examination())
     assert alice.clock_ahead_s == pytest.approx((0.0, 1.0)), "not -7 to 1, as the time of all answers would say"
     assert bob.vitals is None and bob.problem == "it hung"
 

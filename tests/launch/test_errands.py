@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -17,11 +18,10 @@ pytestmark = pytest.mark.launcher
 
 def test_errands_side_by_side() -> None:
     with open_hosts(parse_hosts("localhost,127.0.0.1"), queue.SimpleQueue()) as hosts:
-        facts = hosts.open("errands", [sys.executable] * 2, grace_s=0.1)
+        hosts.open("errands", [sys.executable] * 2, grace_s=0.1)
         began_s = time.monotonic()
         found = run_errands(
             hosts,
-            facts,
             [
                 Errand(host=0, module="operator", argument=None),
                 Errand(host=1, module="calendar", argument=["2026", "1"]),
@@ -30,7 +30,7 @@ def test_errands_side_by_side() -> None:
             ],
             timeout_s=3.0,
         )
-    assert "cannot import name 'main'" in found[0].problem
+    assert "no attribute 'main'" in found[0].problem
     assert found[1] == Reply(value=None), "what it has printed before its value does no harm"
     assert found[2] == Reply(problem="ModuleNotFoundError: No module named 'no_such_module'")
     assert found[3] == Reply(problem="no answer within 3 s")
@@ -42,3 +42,58 @@ def test_hosts_that_failed_are_named_by_their_place() -> None:
         with pytest.raises(HostsError) as raised:
             hosts.open("errands", [sys.executable, "/no/such/python"], grace_s=0.1)
     assert list(raised.value.failures) == [1] and "no Python at /no/such/python" in str(raised.value)
+
+
+MODULE = """\
+import os, signal, sys
+
+def main(argument):
+    match argument:
+        case "look":
+            return {
+                "lease": os.environ["PACELINE_LEASE"].partition("/")[0],
+                "cwd": os.getcwd(),
+                "leads a session": os.getsid(0) == os.getpid(),
+                "descriptors": len([d for d in os.listdir("/proc/self/fd") if int(d) > 2]) - 1,
+                "stdin": sys.stdin.read(),
+                "SIGTERM": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
+            }
+        case "exit":
+            sys.exit(0)
+        case "object":
+            return object()
+        case "interrupt":
+            raise KeyboardInterrupt
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+    print("many words " * 50_000)
+    return argument
+"""
+
+
+def test_an_errand_has_nothing_of_the_agents_but_its_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "errand_of_a_test.py").write_text(MODULE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    long = "x" * 300_000  # more than a command line would take
+    with open_hosts(parse_hosts("localhost"), queue.SimpleQueue()) as hosts:
+        [facts] = hosts.open("errands", [sys.executable], grace_s=0.1)
+        asked = ["look", "exit", "object", "interrupt", "kill", long]
+        errands = [Errand(host=0, module="errand_of_a_test", argument=argument) for argument in asked]
+        look, *others, printed = run_errands(hosts, errands, timeout_s=10.0)
+    assert look.value == {
+        "lease": "errands",
+        "cwd": facts.state_folder,
+        "leads a session": True,
+        "descriptors": 0,
+        "stdin": "",
+        "SIGTERM": True,
+    }
+    assert [reply.problem for reply in others] == [
+        "SystemExit: 0",
+        "TypeError: Object of type object is not JSON serializable",
+        "KeyboardInterrupt",
+        "it ended with exit code -9 and no word",
+    ]
+    assert printed.value == long

@@ -26,6 +26,7 @@ from paceline.launch.protocol import (
 )
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "Any": st.none() | st.booleans() | st.lists(st.text(), max_size=3),
     "str": st.text(),
     "int": st.integers(-(1 << 40), 1 << 40),
     "float": st.floats(allow_nan=False, allow_infinity=False),

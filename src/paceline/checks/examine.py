@@ -13,13 +13,10 @@ from pathlib import Path
 from paceline.checks.differences import Row
 from paceline.checks.findings import Finding, check, worst_first
 from paceline.checks.identities import are_apart
-from paceline.checks.imports import find_required
 from paceline.checks.matrix import Matrix
 from paceline.checks.pairs import Depth, check_pairs, check_unwired
 from paceline.checks.patients import Examination, Patient, read_vitals
 from paceline.checks.quick import check_vitals, judge, make_patient
-from paceline.checks.reading import Reader
-from paceline.checks.script import check_script
 from paceline.checks.together import check_together
 from paceline.checks.verdicts import Verdict, as_findings, failure, listen, ok, protect
 from paceline.cluster.spec import Host, resolve_slots
@@ -141,16 +138,9 @@ def _read_script(options: CheckOptions) -> tuple[list[Finding], tuple[str, ...]]
     """What is to say of the script, and the modules that it can't start without."""
     if options.script is None:
         return [], ()
-    project = options.project or options.script.parent
-    imports: list[str] = []
+    from paceline.checks.script import examine_script
 
-    def look(script: Path) -> list[Finding]:
-        reader = Reader(script, project)
-        reader.read()
-        imports.extend(find_required(reader.sources))
-        return check_script(script, project)
-
-    return protect("unreadable-script", functools.partial(look, options.script)), tuple(imports)
+    return examine_script(options.script, options.project or options.script.parent)
 
 
 def _examine_all(hosts: Sequence[Host], options: CheckOptions, imports: tuple[str, ...]) -> Examined:
@@ -176,7 +166,7 @@ def _examine_all(hosts: Sequence[Host], options: CheckOptions, imports: tuple[st
 def _meet(hosts: Hosts, facts: Sequence[Facts], examination: Examination, findings: list[Finding]) -> list[Patient]:
     """Reads the details of every open host; what is found on the way is added to `findings`."""
     patients: list[Patient] = []
-    for index, reading in enumerate(read_vitals(hosts, facts, examination)):
+    for index, reading in enumerate(read_vitals(hosts, examination)):
         host = hosts.hosts[index]
         slots, num_gpus, reason, problem = _choose_slots(host, facts[index])
         findings += as_findings(

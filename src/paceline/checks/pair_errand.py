@@ -16,7 +16,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
@@ -39,7 +38,6 @@ CONNECT_S = 2.0
 """A first packet that is lost is sent again after one second."""
 ERRAND_S = RETRY_S + 2 * CONNECT_S
 """How long a host listens for the others at most."""
-_MAX_KNOCKS_AT_ONCE = 64
 _RULES_LIMIT_S = 1.0
 
 
@@ -56,11 +54,7 @@ def main(argument: dict[str, Any]) -> dict[str, Any]:
     with _Answering(station, ports, {index for index, _ in others}) as answering:
         targets = [Peer(index=i, address=address, port=port) for i, address in others for port in ports]
         doors = [Peer(index=i, address=address, port=port) for i, address in others for port in argument["doors"]]
-        with ThreadPoolExecutor(_MAX_KNOCKS_AT_ONCE) as pool:
-            knocks = [
-                *pool.map(lambda peer: _knock(station, peer, is_door=False), targets),
-                *pool.map(lambda peer: _knock(station, peer, is_door=True), doors),
-            ]
+        knocks = _knock_at_all(station, targets, doors)
         is_heard = answering.all_heard.wait(max(0.0, limit_s - time.monotonic()))
     is_open = is_heard and all(knock[2] == OK for knock in knocks)
     return {"knocks": knocks, "taken": answering.taken, "firewall": {} if is_open else find_firewall()}
@@ -102,12 +96,12 @@ class _Answering:
         self._selector.close()
 
     def _answer_all(self) -> None:
-        while not self._is_over.is_set():
-            if not self._waiting:
-                self.all_heard.set()
+        while self._waiting and not self._is_over.is_set():
             for key, _ in self._selector.select(0.1):
                 if isinstance(key.fileobj, socket.socket):
                     self._answer(key.fileobj, key.data)
+        if not self._waiting:
+            self.all_heard.set()
 
     def _answer(self, listener: socket.socket, port: int) -> None:
         with contextlib.suppress(OSError):
@@ -115,6 +109,22 @@ class _Answering:
             if caller is not None:
                 with self._station.answer(caller):
                     self._waiting.discard((caller.index, port))
+
+
+def _knock_at_all(station: Station, targets: Iterable[Peer], doors: Iterable[Peer]) -> list[list[Any]]:
+    """All at the same time: one that nobody answers takes seconds."""
+    knocks: list[list[Any]] = []
+
+    def knock(peer: Peer, is_door: bool) -> None:
+        knocks.append(_knock(station, peer, is_door=is_door))
+
+    asked = [*((peer, False) for peer in targets), *((peer, True) for peer in doors)]
+    threads = [threading.Thread(target=knock, args=each) for each in asked]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return knocks
 
 
 def _knock(station: Station, peer: Peer, *, is_door: bool) -> list[Any]:

@@ -57,9 +57,9 @@ def check_pairs(
     ]
     if len(ends) < 2:
         return [], Matrix(names=[end.name for end in ends], rates_mbps={}, round_trips_ms={})
-    ends, knocks, findings = _knock_everywhere(hosts, facts, ends, doors=(), served=())
+    ends, knocks, findings = _knock_everywhere(hosts, ends, doors=(), served=())
     closed = {knock.pair for knock in knocks if knock.outcome != pair_errand.OK}
-    links = _measure(hosts, facts, ends, closed | {(target, source) for source, target in closed}, depth)
+    links = _measure(hosts, ends, closed | {(target, source) for source, target in closed}, depth)
     findings += [*check_interfaces(ends), *check_ports(ends, knocks, ())]
     findings += [*check_packet_size(ends, links), *check_round_trip(ends, links)]
     findings += check_speed(ends, links)
@@ -81,7 +81,7 @@ def check_unwired(hosts: Hosts, facts: Sequence[Facts], nic: Nic | None, error: 
         for one in choose_likely(candidates)
     ]
     if len(ends) > 1:
-        ends, knocks, problems = _knock_everywhere(hosts, facts, ends, doors=(_SSH_PORT,), served=(_MASTER_PORT,))
+        ends, knocks, problems = _knock_everywhere(hosts, ends, doors=(_SSH_PORT,), served=(_MASTER_PORT,))
         findings += [*check_interfaces(ends), *check_ports(ends, knocks, (_SSH_PORT, _MASTER_PORT)), *problems]
     yield from (finding for finding in findings if finding.status != "ok")
     if not any(finding.status == "failure" for finding in findings):
@@ -124,7 +124,7 @@ def _interfaces(fact: Facts) -> list[Interface]:
 
 
 def _knock_everywhere(
-    hosts: Hosts, facts: Sequence[Facts], ends: Sequence[End], *, doors: Sequence[int], served: Sequence[int]
+    hosts: Hosts, ends: Sequence[End], *, doors: Sequence[int], served: Sequence[int]
 ) -> tuple[list[End], list[Knock], list[Finding]]:
     """The ends with their firewalls, what came of the knocks, and what kept hosts from taking part.
 
@@ -136,7 +136,6 @@ def _knock_everywhere(
     for _ in range(2):
         replies = _run_everywhere(
             hosts,
-            facts,
             ends,
             pair_errand.__name__,
             [{"ports": ports, "doors": list(doors), "others": _others(ends, index)} for index in range(len(ends))],
@@ -174,7 +173,6 @@ def _read_knocks(replies: Sequence[Reply]) -> Iterator[Knock]:
 
 def _run_everywhere(
     hosts: Hosts,
-    facts: Sequence[Facts],
     ends: Sequence[End],
     module: str,
     arguments: Sequence[dict[str, Any]],
@@ -188,7 +186,7 @@ def _run_everywhere(
         )
         for index, (end, argument) in enumerate(zip(ends, arguments, strict=True))
     ]
-    return run_errands(hosts, facts, errands, timeout_s=timeout_s)
+    return run_errands(hosts, errands, timeout_s=timeout_s)
 
 
 def _tell_problems(ends: Sequence[End], replies: Sequence[Reply], name: str) -> list[Finding]:
@@ -199,15 +197,13 @@ def _tell_problems(ends: Sequence[End], replies: Sequence[Reply], name: str) -> 
     ]
 
 
-def _measure(
-    hosts: Hosts, facts: Sequence[Facts], ends: Sequence[End], closed: Collection[Pair], depth: Depth
-) -> list[Link]:
+def _measure(hosts: Hosts, ends: Sequence[End], closed: Collection[Pair], depth: Depth) -> list[Link]:
     """What is wrong is measured again, so that a host that was busy for a moment is no finding."""
     rounds = arrange_rounds(len(ends))
     links: list[Link] = []
     for _ in range(_NUM_MEASUREMENTS):
         chosen = [[pair for pair in pairs if pair not in closed] for pairs in rounds]
-        links = merge(links, _play(hosts, facts, ends, [pairs for pairs in chosen if pairs], depth))
+        links = merge(links, _play(hosts, ends, [pairs for pairs in chosen if pairs], depth))
         doubtful = find_doubtful(links)
         if not doubtful:
             break
@@ -230,9 +226,7 @@ def arrange_rounds(num_hosts: int, max_rounds: int = MAX_ROUNDS) -> list[list[Pa
     return [rounds[place * len(rounds) // num_taken] for place in range(num_taken)]
 
 
-def _play(
-    hosts: Hosts, facts: Sequence[Facts], ends: Sequence[End], rounds: Sequence[Sequence[Pair]], depth: Depth
-) -> list[Link]:
+def _play(hosts: Hosts, ends: Sequence[End], rounds: Sequence[Sequence[Pair]], depth: Depth) -> list[Link]:
     port = random.choice(_PORTS)
     games: list[list[list[Any]]] = [[] for _ in ends]
     for one, two in (pair for pairs in rounds for pair in pairs):
@@ -241,7 +235,7 @@ def _play(
     limit_s = min(_TOURNAMENT_LIMIT_S, _START_LIMIT_S + _ROUND_LIMIT_S * len(rounds))
     arguments = [{"port": port, "plan": _PLANS[depth], "rounds": of_host, "limit_s": limit_s} for of_host in games]
     module = "paceline.checks.speed_errand"
-    replies = _run_everywhere(hosts, facts, ends, module, arguments, timeout_s=limit_s + 2 * _START_LIMIT_S)
+    replies = _run_everywhere(hosts, ends, module, arguments, timeout_s=limit_s + 2 * _START_LIMIT_S)
     links = [
         link for source, reply in enumerate(replies) for game in reply.value or () for link in _read_game(source, game)
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
 
 from paceline.checks import vitals
 from paceline.checks.vitals import Vitals
@@ -52,7 +51,7 @@ class Reading:
     problem: str = ""
 
 
-def read_vitals(hosts: Hosts, facts: Sequence[Facts], examination: Examination) -> list[Reading]:
+def read_vitals(hosts: Hosts, examination: Examination) -> list[Reading]:
     """Reads all hosts at the same time; one for each, in order. Raises InterruptedEarlyError for a signal."""
     argument = {
         "run": hosts.run_id,
@@ -60,9 +59,9 @@ def read_vitals(hosts: Hosts, facts: Sequence[Facts], examination: Examination) 
         "data": examination.data,
         "resolve_limit_s": vitals.QUICK_RESOLVE_LIMIT_S if examination.is_quick else vitals.RESOLVE_LIMIT_S,
     }
-    errands = [Errand(host=index, module=vitals.__name__, argument=argument) for index in range(len(facts))]
+    errands = [Errand(host=index, module=vitals.__name__, argument=argument) for index in range(len(hosts.hosts))]
     wall_s, asked_s = time.time(), time.monotonic()
-    replies = run_errands(hosts, facts, errands, timeout_s=QUICK_LIMIT_S if examination.is_quick else LIMIT_S)
+    replies = run_errands(hosts, errands, timeout_s=QUICK_LIMIT_S if examination.is_quick else LIMIT_S)
     answered_s = time.monotonic()
     readings: list[Reading] = []
     for index, reply in enumerate(replies):

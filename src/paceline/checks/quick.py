@@ -61,7 +61,7 @@ def quick_findings(
     `layout`: of each host the ranks, and the GPUs that they see. Raises InterruptedEarlyError for a signal.
     """
     patients: list[Patient] = []
-    readings = read_vitals(hosts, facts, Examination(imports=tuple(imports), is_quick=True))
+    readings = read_vitals(hosts, Examination(imports=tuple(imports), is_quick=True))
     for index, reading in enumerate(readings):
         if reading.vitals is not None:  # else it is busy: no reason to stop
             patients.append(make_patient(hosts.hosts[index], facts[index], reading, layout[index]))

@@ -16,9 +16,11 @@ from paceline.checks import (
     rules_saving,
 )
 from paceline.checks.findings import CHECKS, Check, Finding
+from paceline.checks.imports import find_required
 from paceline.checks.program import Program
 from paceline.checks.reading import Reader
 from paceline.checks.source import Source
+from paceline.checks.verdicts import protect
 
 _RULES = (
     rules_launching,
@@ -30,6 +32,19 @@ _RULES = (
     rules_output,
     rules_paths,
 )
+
+
+def examine_script(path: Path, project: Path) -> tuple[list[Finding], tuple[str, ...]]:
+    """What `check_script` finds, and the modules that the script can't start without."""
+    imports: list[str] = []
+
+    def look() -> list[Finding]:
+        reader = Reader(path, project)
+        reader.read()
+        imports.extend(find_required(reader.sources))
+        return check_script(path, project)
+
+    return protect("unreadable-script", look), tuple(imports)
 
 
 def check_script(path: Path, project: Path) -> list[Finding]:

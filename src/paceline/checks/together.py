@@ -39,9 +39,9 @@ def check_together(hosts: Hosts, facts: Sequence[Facts], wires: Sequence[Wire]) 
     Raises InterruptedEarlyError.
     """
     names = [host.name for host in hosts.hosts]
-    findings = [*check_gloo(names, facts, lambda: _form_group(hosts, facts, wires, "gloo"))]
+    findings = [*check_gloo(names, facts, lambda: _form_group(hosts, wires, "gloo"))]
     if all(fact.gpus for fact in facts):
-        findings += check_nccl(names, facts, lambda: _form_group(hosts, facts, wires, "nccl"))
+        findings += check_nccl(names, facts, lambda: _form_group(hosts, wires, "nccl"))
     return findings
 
 
@@ -101,7 +101,7 @@ def _look(
     yield from read_group(name, names, replies)
 
 
-def _form_group(hosts: Hosts, facts: Sequence[Facts], wires: Sequence[Wire], backend: str) -> list[Reply]:
+def _form_group(hosts: Hosts, wires: Sequence[Wire], backend: str) -> list[Reply]:
     """What each host's process said. Raises HostError where the first host has no port."""
     asked = {0: protocol.HoldPort(port=0)}
     held = hosts.ask(asked, protocol.PortHeld, timeout_s=_PORT_LIMIT_S, doing="find a free port")[0]
@@ -130,7 +130,7 @@ def _form_group(hosts: Hosts, facts: Sequence[Facts], wires: Sequence[Wire], bac
         for rank, wire in enumerate(wires)
     ]
     limit_s = 2 * START_LIMIT_S + _NUM_PHASES_AFTER_START * PHASE_LIMIT_S
-    return run_errands(hosts, facts, errands, timeout_s=limit_s)
+    return run_errands(hosts, errands, timeout_s=limit_s)
 
 
 def read_group(name: str, names: Sequence[str], replies: Sequence[Reply]) -> Iterator[Finding]:

@@ -72,7 +72,7 @@ class Job:
         errands = [
             Errand(host=index, module=looking.__name__, argument=argument) for index in range(len(self.opened.facts))
         ]
-        return run_errands(self.opened.hosts, self.opened.facts, errands, timeout_s=_QUICK_LIMIT_S)
+        return run_errands(self.opened.hosts, errands, timeout_s=_QUICK_LIMIT_S)
 
     def _make(self, wanted: Mapping[int, Look]) -> dict[int, Outcome]:
         parcels, spool = self._collect() if self.options.offline else (self._wheels(), None)
@@ -90,7 +90,7 @@ class Job:
             folders = [[parcel.kind, at] for parcel, at in zip(parcels, arrivals[index].folders, strict=True)]
             errands.append(self._making(index, wanted[index], folders))
         limit_s = _OFFLINE_LIMIT_S if self.options.offline else _ONLINE_LIMIT_S
-        replies = run_errands(self.opened.hosts, self.opened.facts, errands, timeout_s=limit_s)
+        replies = run_errands(self.opened.hosts, errands, timeout_s=limit_s)
         for index, reply in zip(ready, replies, strict=True):
             sent = f", {format_bytes(arrivals[index].num_sent_bytes)} sent" if parcels else ""
             outcomes[index] = self._judge(index, wanted[index], reply, sent)
@@ -132,7 +132,7 @@ class Job:
         asked = {"names": sorted(self.lock.packages), "is_packed": self.lock.is_packed}
         with open_source(self.options) as opened:
             errand = Errand(host=0, module=listing.__name__, argument=asked)
-            [reply] = run_errands(opened.hosts, opened.facts, [errand], timeout_s=_LIST_LIMIT_S)
+            [reply] = run_errands(opened.hosts, [errand], timeout_s=_LIST_LIMIT_S)
             if reply.problem:
                 raise HostError(f"{source}: can't list the installed files: {reply.problem}")
             for sentence in reply.value["left_out"]:

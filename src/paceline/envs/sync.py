@@ -39,7 +39,7 @@ def sync(options: SyncOptions, tell: Tell) -> Synced:
         raise InputError(f"the environment is {options.source.name}'s own already", hint="-H names the other hosts")
     with open_source(options) as source:
         errand = Errand(host=0, module=inventory.__name__)
-        [reply] = run_errands(source.hosts, source.facts, [errand], timeout_s=_LIMIT_S)
+        [reply] = run_errands(source.hosts, [errand], timeout_s=_LIMIT_S)
     if reply.problem:
         raise HostError(f"{options.source.name}: can't say what is installed: {reply.problem}")
     found = Inventory.from_json(reply.value)

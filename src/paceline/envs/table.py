@@ -18,7 +18,7 @@ _GAP = "  "
 def meet(opened: Opened) -> list[Patient]:
     """The details of all open hosts. Raises HostError where they can't be read."""
     patients: list[Patient] = []
-    for index, reading in enumerate(read_vitals(opened.hosts, opened.facts, Examination(is_quick=True))):
+    for index, reading in enumerate(read_vitals(opened.hosts, Examination(is_quick=True))):
         if reading.vitals is None:
             raise HostError(f"{opened.name(index)}: a process there could not read its details: {reading.problem}")
         patients.append(

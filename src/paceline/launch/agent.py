@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from paceline.launch import protocol, receive
 from paceline.launch.facts import gather_facts, state_folder
+from paceline.launch.forks import start_errand
 from paceline.launch.ports import PortTakenError, hold_port
 from paceline.launch.process import (
     Ending,
@@ -72,6 +73,7 @@ class Agent:
             protocol.OfferFiles: self._on_offer_files,
             protocol.HoldPort: self._on_hold_port,
             protocol.StartRanks: self._on_start_ranks,
+            protocol.StartErrand: self._on_start_errand,
             protocol.StopRanks: self._on_stop_ranks,
         }
 
@@ -174,7 +176,7 @@ class Agent:
 
     def _on_setup(self, message: protocol.Setup) -> None:
         self._setup = message
-        self._watchdog = Watchdog(f"{message.run_id}/{message.host_index}")
+        self._watchdog = Watchdog(self._lease())
 
     def _on_heartbeat(self, message: protocol.Heartbeat) -> None:
         """All that it says is in its arrival."""
@@ -234,15 +236,25 @@ class Agent:
         self._send(protocol.PortHeld(port=self._held_port.getsockname()[1], holder=""))
 
     def _on_start_ranks(self, message: protocol.StartRanks) -> None:
+        self._close_listener()
+        for spec in message.ranks:
+            self._take_in(start_rank(spec))
+
+    def _on_start_errand(self, message: protocol.StartErrand) -> None:
+        self._close_listener()  # and with it our only other thread
+        lease, cwd = self._lease(), state_folder()
+        self._take_in(start_errand(message.number, message.module, message.argument, lease=lease, cwd=cwd))
+
+    def _close_listener(self) -> None:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-        for spec in message.ranks:
-            rank = start_rank(spec)
-            self._ranks[rank.rank] = rank
-            if self._watchdog is not None:
-                self._watchdog.add(rank.pid)
-            self._send(protocol.RankBegan(rank=rank.rank, pid=rank.pid))
+
+    def _take_in(self, rank: RankProcess) -> None:
+        self._ranks[rank.rank] = rank
+        if self._watchdog is not None:
+            self._watchdog.add(rank.pid)
+        self._send(protocol.RankBegan(rank=rank.rank, pid=rank.pid))
 
     def _on_stop_ranks(self, message: protocol.StopRanks) -> None:
         now = time.monotonic()
@@ -251,10 +263,13 @@ class Agent:
         else:
             self._ending.hasten(grace_s=message.grace_s, now=now)
 
+    def _lease(self) -> str:
+        assert self._setup is not None
+        return f"{self._setup.run_id}/{self._setup.host_index}"
+
     def _end_ranks(self, grace_s: float, now: float) -> Ending:
-        assert self._setup is not None and self._watchdog is not None
-        lease = f"{self._setup.run_id}/{self._setup.host_index}"
-        return Ending(lease, self._ranks.values(), spare={self._watchdog.pid}, grace_s=grace_s, now=now)
+        assert self._watchdog is not None
+        return Ending(self._lease(), self._ranks.values(), spare={self._watchdog.pid}, grace_s=grace_s, now=now)
 
     # The ranks
 
@@ -290,7 +305,8 @@ class Agent:
 
     def _reap(self, now: float) -> None:
         for rank in self._ranks.values():
-            if rank.ended or rank.process.poll() is None:
+            exit_code = None if rank.ended else rank.process.poll()
+            if exit_code is None:
                 continue
             rank.ended = True
             self._drain(rank)
@@ -298,7 +314,6 @@ class Agent:
                 rank.has_session = False  # its number may soon be somebody else's
                 if self._watchdog is not None:
                     self._watchdog.remove(rank.pid)
-            exit_code = rank.process.returncode
             words = kernel_says(rank.pid) if exit_code == -signal.SIGKILL else ""
             self._send(protocol.RankEnded(rank=rank.rank, exit_code=exit_code, at_s=now, kernel_says=words))
 
@@ -320,8 +335,7 @@ class Agent:
 
     def _let_go(self, rank: RankProcess, descriptor: int) -> None:
         self._watch(descriptor, False, selectors.EVENT_READ, self._flush)
-        rank.streams.pop(descriptor, None)
-        _close_stream(rank, descriptor)
+        rank.close_stream(descriptor)
 
     # The end
 
@@ -352,15 +366,6 @@ class Agent:
         for copy in self._copies.values():
             copy.close()
         self._watchdog.dismiss()
-
-
-def _close_stream(rank: RankProcess, descriptor: int) -> None:
-    for file in (rank.process.stdout, rank.process.stderr):
-        if file is not None and not file.closed and file.fileno() == descriptor:
-            file.close()
-            return
-    with contextlib.suppress(OSError):
-        os.close(descriptor)
 
 
 def _problem(error: OSError | ValueError) -> protocol.Problem:

@@ -1,7 +1,7 @@
 """Errands: a function of this package that runs on a host in a process of its own, with JSON in and JSON out.
 
-A process of its own, because a crash or a hang there must not touch the agent; started as a rank is, so that the same
-lease, the same watchdog and the same time limits hold for it.
+A process of its own, because a crash or a hang there must not touch the agent; watched as a rank is, so that the same
+lease and the same time limits hold for it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.launch import protocol
-from paceline.launch.facts import Facts
 from paceline.launch.hosts import Hosts, InterruptedEarlyError
-from paceline.launch.process import LEASE_VARIABLE
 from paceline.launch.transport import Closed, Received, Signalled
 
 _numbers = itertools.count()
@@ -31,7 +29,7 @@ class Errand:
     module: str
     """A module of this package with a function `main(argument)` whose value can be written as JSON."""
     argument: Any = None
-    """Can be written as JSON too; under 100 kB, as it stands on the process's command line. No secrets."""
+    """Can be written as JSON too."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,15 +41,16 @@ class Reply:
     """Why there is no value: the process's last words, or that it took too long."""
 
 
-def run_errands(hosts: Hosts, facts: Sequence[Facts], errands: Sequence[Errand], *, timeout_s: float) -> list[Reply]:
+def run_errands(hosts: Hosts, errands: Sequence[Errand], *, timeout_s: float) -> list[Reply]:
     """Runs all errands at the same time; a reply for each, in their order, after `timeout_s` at the latest.
 
     Nothing that happens on a host raises: it is in the reply. Raises InterruptedEarlyError for a signal.
     """
     running = {next(_numbers): place for place in range(len(errands))}
     for number, place in running.items():
-        process = _process(number, errands[place], facts[errands[place].host], hosts)
-        hosts.channels[errands[place].host].send(protocol.StartRanks(ranks=[process]))
+        errand = errands[place]
+        start = protocol.StartErrand(number=number, module=errand.module, argument=errand.argument)
+        hosts.channels[errand.host].send(start)
     replies: dict[int, Reply] = {}
     said: dict[tuple[int, str], bytes] = {}
     deadline_s = time.monotonic() + timeout_s
@@ -82,23 +81,6 @@ def run_errands(hosts: Hosts, facts: Sequence[Facts], errands: Sequence[Errand],
                 continue
     late = Reply(problem=f"no answer within {timeout_s:.0f} s")
     return [replies.get(place, late) for place in range(len(errands))]
-
-
-_CALL = """\
-import json, sys
-from {module} import main
-value = main(json.loads(sys.argv[1]))
-print("\\n" + json.dumps(value))
-"""
-
-
-def _process(number: int, errand: Errand, facts: Facts, hosts: Hosts) -> dict[str, Any]:
-    env = {
-        "PYTHONPATH": f"{facts.state_folder}/runtime/{hosts.runtime_digest}",
-        LEASE_VARIABLE: f"{hosts.run_id}/{errand.host}",
-    }
-    argv = [facts.python_path, "-c", _CALL.format(module=errand.module), json.dumps(errand.argument)]
-    return {"rank": number, "argv": argv, "env": env, "cwd": facts.state_folder}
 
 
 def _reply(out: str, err: str, exit_code: int) -> Reply:

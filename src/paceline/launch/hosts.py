@@ -69,16 +69,17 @@ class Hosts:
     def open(self, run_id: str, pythons: Sequence[str], *, grace_s: float) -> list[Facts]:
         """Start an agent on every host; the facts of each. Raises HostsError."""
         self.run_id = run_id
-        self.runtime_digest, data = bootstrap.pack_runtime()
-        first_bytes = bootstrap.first_bytes(self.runtime_digest, data)
         failures: dict[int, HostError] = {}
         for index, (host, python) in enumerate(zip(self.hosts, pythons, strict=True)):
             try:
-                self.channels.append(open_channel(index, host, python, first_bytes, self.inbox))
+                self.channels.append(open_channel(index, host, python, self.inbox))
             except HostError as error:
                 failures[index] = error
         if failures:
             raise HostsError(failures)
+        self.runtime_digest, data = bootstrap.pack_runtime()  # while ssh shakes hands
+        for channel in self.channels:
+            channel.send_bytes(bootstrap.first_bytes(self.runtime_digest, data))
         hellos = self._gather(protocol.Hello, START_LIMIT_S, "start the agent", range(len(self.hosts)))
         for index, (hello, at_s) in hellos.items():
             self.clock_offset_s[index] = at_s - hello.monotonic_s

@@ -14,9 +14,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.events import name_descriptor
+
+if TYPE_CHECKING:
+    from paceline.launch.forks import ForkedProcess
 
 LEASE_VARIABLE = "PACELINE_LEASE"
 _PR_SET_CHILD_SUBREAPER = 36
@@ -25,17 +28,12 @@ SIGTERM_GRACE_S = 1.0
 
 
 class RankProcess:
-    """One rank: its process and the three descriptors that the agent reads."""
+    """One rank, or an errand: its process and the descriptors that the agent reads, each with its stream's name."""
 
-    def __init__(self, rank: int, process: subprocess.Popen[bytes], event_fd: int) -> None:
-        assert process.stdout is not None and process.stderr is not None
+    def __init__(self, rank: int, process: subprocess.Popen[bytes] | ForkedProcess, streams: dict[int, str]) -> None:
         self.rank = rank
         self.process = process
-        self.streams: dict[int, str] = {
-            process.stdout.fileno(): "stdout",
-            process.stderr.fileno(): "stderr",
-            event_fd: "events",
-        }
+        self.streams = streams
         self.unfinished_line = b""
         self.ended = False
         self.has_session = True
@@ -44,6 +42,16 @@ class RankProcess:
     @property
     def pid(self) -> int:
         return self.process.pid
+
+    def close_stream(self, descriptor: int) -> None:
+        """It has ended, or nobody is to read it any more."""
+        self.streams.pop(descriptor, None)
+        for file in (self.process.stdout, self.process.stderr):
+            if file is not None and not file.closed and file.fileno() == descriptor:
+                file.close()
+                return
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
 
 
 def start_rank(spec: dict[str, Any]) -> RankProcess:
@@ -69,10 +77,11 @@ def start_rank(spec: dict[str, Any]) -> RankProcess:
         raise
     finally:
         os.close(event_write)
-    rank = RankProcess(int(spec["rank"]), process, event_read)
-    for descriptor in rank.streams:
+    assert process.stdout is not None and process.stderr is not None
+    streams = {process.stdout.fileno(): "stdout", process.stderr.fileno(): "stderr", event_read: "events"}
+    for descriptor in streams:
         os.set_blocking(descriptor, False)
-    return rank
+    return RankProcess(int(spec["rank"]), process, streams)
 
 
 def rank_environment(asked: Mapping[str, str], here: Mapping[str, str], python: str) -> dict[str, str]:

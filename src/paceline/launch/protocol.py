@@ -110,6 +110,15 @@ class StartRanks(Message):
     ranks: list[dict[str, Any]]
 
 
+class StartErrand(Message):
+    """Run `module.main(argument)` in a fork of the agent. Answers: as for a rank of this number."""
+
+    type: ClassVar[str] = "start_errand"
+    number: int
+    module: str
+    argument: Any
+
+
 class StopRanks(Message):
     """End every process of the run on this host: SIGTERM, `grace_s`, SIGKILL. Answer: AllStopped."""
 

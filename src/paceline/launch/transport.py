@@ -228,8 +228,11 @@ class Channel:
         return explain_ssh(self.host, errors or noise.decode(errors="replace").strip())
 
 
-def open_channel(index: int, host: Host, python: str, first_bytes: bytes, inbox: Inbox) -> Channel:
-    """Start the agent on a host. Raises HostError where there is no ssh client or no such interpreter here."""
+def open_channel(index: int, host: Host, python: str, inbox: Inbox) -> Channel:
+    """Start an interpreter on a host, which becomes the agent with the first bytes that it is sent.
+
+    Raises HostError where there is no ssh client, or no such interpreter here.
+    """
     if is_this_machine(host):
         python = os.path.expanduser(python)
         argv = bootstrap.local_command(python)
@@ -239,13 +242,11 @@ def open_channel(index: int, host: Host, python: str, first_bytes: bytes, inbox:
         port = ["-p", str(host.port)] if host.port is not None else []
         argv = ["ssh", *SSH_OPTIONS, *port, "--", host.ssh_destination, bootstrap.remote_command(python)]
     try:
-        channel = Channel(index, host, argv, inbox)
+        return Channel(index, host, argv, inbox)
     except (OSError, ValueError) as error:  # ValueError: a null byte in a path
         missing = isinstance(error, FileNotFoundError)
         hint = ("install the OpenSSH client" if missing else "ulimit -n") if argv[0] == "ssh" else _PYTHON_HINT
         raise HostError(f"{host.name}: cannot start {argv[0]}: {error}", hint=hint) from error
-    channel.send_bytes(first_bytes)
-    return channel
 
 
 _PYTHON_HINT = "name the right one: --python PATH for all hosts, or python=PATH in the hostfile for this one"
