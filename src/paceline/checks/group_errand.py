@@ -5,6 +5,8 @@ Needs PyTorch, which takes seconds to import: for the full depth only.
 
 from __future__ import annotations
 
+# pyright: basic
+# PyTorch's own types are too loose for strict.
 import contextlib
 import datetime
 import json

@@ -164,7 +164,7 @@ def _read_knocks(replies: Sequence[Reply]) -> Iterator[Knock]:
     """Without those at hosts that did not take part, or at ports that somebody else has there."""
     for source, reply in enumerate(replies):
         for target, port, outcome, elapsed_ms, detail in reply.value["knocks"] if reply.value else ():
-            there = replies[target].value
+            there = replies[int(target)].value
             if there and port not in there["taken"]:
                 yield Knock(
                     source=source, target=target, port=port, outcome=outcome, elapsed_ms=elapsed_ms, detail=detail

@@ -65,7 +65,8 @@ class Inventory(Record):
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Inventory:
         """What `to_json` made."""
-        return cls(**{**record, "installed": [Installed(**each) for each in record["installed"]]})
+        fields: dict[str, Any] = {**record, "installed": [Installed(**each) for each in record["installed"]]}
+        return cls(**fields)
 
 
 def main(argument: None) -> dict[str, Any]:

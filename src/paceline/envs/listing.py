@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import functools
 import hashlib
 import importlib.metadata
 import os
@@ -37,7 +38,7 @@ def main(argument: dict[str, Any]) -> dict[str, Any]:
     found = find_packed() if argument["is_packed"] else find_files(argument["names"])
     folders = [folder for _, folder in found.roots]
     with ThreadPoolExecutor(_HASHERS) as pool:  # hashing leaves the interpreter free
-        entries = list(pool.map(lambda file: _describe(folders, file), found.files))
+        entries = list(pool.map(functools.partial(_describe, folders), found.files))
     return {"roots": [list(root) for root in found.roots], "entries": entries, "left_out": found.left_out}
 
 

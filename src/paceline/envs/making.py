@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 from paceline.envs.inventory import find_distributions, normalise
@@ -98,7 +98,7 @@ def _mark(folder: str, sha256: str, *, is_finished: bool) -> None:
 
 
 @contextlib.contextmanager
-def _lock(folder: str) -> Iterator[None]:
+def _lock(folder: str) -> Generator[None]:
     """One at a time makes an environment. The lock lies in our own folder: beside `folder` may be somebody's."""
     base = os.path.join(state_folder(), "environments")
     os.makedirs(base, mode=0o700, exist_ok=True)

@@ -33,7 +33,7 @@ Progress = Callable[[int, int], None]
 class Arrival:
     """How far one host is."""
 
-    folders: list[str] = dataclasses.field(default_factory=list)
+    folders: list[str] = dataclasses.field(default_factory=list[str])
     """Where each parcel lies there, in order."""
     problem: str = ""
     num_bytes: int = 0
