@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import resource
@@ -23,6 +24,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(90)]
 # The machine under the lab is busy with the tests themselves.
 OF_THE_MACHINE = {"load", "speed", "round-trip", "memory"}
 DEBIAN_PYTHON = "/usr/bin/python3"
+FAKETIME = glob.glob("/usr/lib/*/faketime/libfaketime.so.1")
 
 
 def check(lab: Lab, *words: str, exit_code: int = 0) -> list[dict[str, str]]:
@@ -135,6 +137,17 @@ def test_few_open_files(lab: Lab) -> None:
     with few_files(lab, "h3", 512):
         found = one(lab, "--strict", exit_code=1)
     assert found["check"] == "open-files" and found["where"] == "h3" and "only 512 files" in found["text"]
+
+
+@pytest.mark.skipif(not FAKETIME, reason="needs libfaketime")
+def test_a_clock_that_is_ten_minutes_off(lab: Lab) -> None:
+    fake = f"LD_PRELOAD={FAKETIME[0]} FAKETIME=+600s FAKETIME_DONT_FAKE_MONOTONIC=1"
+    folder = write(lab, "h2", "late/python", f'#!/bin/sh\n{fake} exec {sys.executable} "$@"\n')
+    (lab.home("h2") / "late" / "python").chmod(0o755)
+    hosts = hostfile(lab, f"h1\nh2 python={folder}/python\nh3\n")
+    found = check(lab, "--hostfile", hosts, "--quick", exit_code=0)
+    [clocks] = [finding for finding in found if finding["check"] == "clocks"]
+    assert "10 min" in clocks["text"] and "h2" in clocks["text"] and "chrony" in clocks["remedy"], clocks
 
 
 def test_two_hosts_with_one_name(lab: Lab) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import sys
 import time
@@ -11,7 +12,9 @@ import pytest
 
 from paceline.cluster.spec import parse_hosts
 from paceline.launch.errands import Errand, Reply, run_errands
+from paceline.launch.forks import ERRAND_NAME
 from paceline.launch.hosts import HostsError, open_hosts
+from paceline.launch.process import find_marked
 
 pytestmark = pytest.mark.launcher
 
@@ -45,7 +48,7 @@ def test_hosts_that_failed_are_named_by_their_place() -> None:
 
 
 MODULE = """\
-import os, signal, sys
+import atexit, os, signal, subprocess, sys, threading, time
 
 def main(argument):
     match argument:
@@ -66,6 +69,16 @@ def main(argument):
             raise KeyboardInterrupt
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        case "late":
+            atexit.register(print, "more")
+            threading.Thread(target=lambda: (time.sleep(0.05), print("[", flush=True))).start()
+            print("[", flush=True)
+            os._exit(0)
+        case "agent":
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(60)
+        case "program":
+            return subprocess.Popen(["sleep", "60"], start_new_session=True, stdout=subprocess.DEVNULL).pid
     print("many words " * 50_000)
     return argument
 """
@@ -79,7 +92,7 @@ def test_an_errand_has_nothing_of_the_agents_but_its_interpreter(
     long = "x" * 300_000  # more than a command line would take
     with open_hosts(parse_hosts("localhost"), queue.SimpleQueue()) as hosts:
         [facts] = hosts.open("errands", [sys.executable], grace_s=0.1)
-        asked = ["look", "exit", "object", "interrupt", "kill", long]
+        asked = ["look", "exit", "object", "interrupt", "kill", "late", long]
         errands = [Errand(host=0, module="errand_of_a_test", argument=argument) for argument in asked]
         look, *others, printed = run_errands(hosts, errands, timeout_s=10.0)
     assert look.value == {
@@ -95,5 +108,40 @@ def test_an_errand_has_nothing_of_the_agents_but_its_interpreter(
         "TypeError: Object of type object is not JSON serializable",
         "KeyboardInterrupt",
         "it ended with exit code -9 and no word",
+        "its answer can't be read: [",
     ]
     assert printed.value == long
+
+
+def test_nothing_of_an_errand_outlives_the_channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also not a program that it has started in a session of its own, nor the errand of an agent that is killed, which
+    is told of at once, and of which every later errand is told at once as well."""
+    (tmp_path / "errand_of_a_test.py").write_text(MODULE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with open_hosts(parse_hosts("localhost,127.0.0.1"), queue.SimpleQueue()) as hosts:
+        hosts.open("errands", [sys.executable] * 2, grace_s=0.1)
+        began_s = time.monotonic()
+        errands = [
+            Errand(host=host, module="errand_of_a_test", argument=argument)
+            for host, argument in enumerate(["program", "agent"])
+        ]
+        program, killed = run_errands(hosts, errands, timeout_s=20.0)
+        [again] = run_errands(hosts, errands[1:], timeout_s=20.0)
+        assert "the agent there has ended" in killed.problem and again == killed
+        assert time.monotonic() - began_s < 10
+        assert find_marked("errands/0") == [program.value]
+    until_s = time.monotonic() + 10
+    while find_marked("errands/0") or session_members():
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+
+
+def session_members() -> list[str]:
+    """Errands anywhere on this machine whose module is the test's: none may be left."""
+    paths = Path("/proc").glob("[0-9]*/comm")
+    found: list[str] = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            if path.read_text().strip() == ERRAND_NAME and Path(f"{path.parent}/cwd").exists():
+                found.append(str(path))
+    return found

@@ -53,20 +53,18 @@ def start() -> Iterator[Callable[[str], RankProcess]]:
     for rank in ranks:
         send_signal(find_marked(LEASE), signal.SIGKILL)
         rank.process.wait()
-        for file in (rank.process.stdout, rank.process.stderr):
-            assert file is not None
-            file.close()
-        os.close(next(fd for fd, stream in rank.streams.items() if stream == "events"))
+        for descriptor in list(rank.streams):
+            rank.close_stream(descriptor)
 
 
 def read(rank: RankProcess) -> bytes:
     """The next words of a rank, within a limit."""
-    assert rank.process.stdout is not None
+    stdout = next(descriptor for descriptor, stream in rank.streams.items() if stream == "stdout")
     words = b""
     deadline = time.monotonic() + 10
     while b"\n" not in words:
-        assert select.select([rank.process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]
-        words += os.read(rank.process.stdout.fileno(), 1000)
+        assert select.select([stdout], [], [], max(0.0, deadline - time.monotonic()))[0]
+        words += os.read(stdout, 1000)
     return words
 
 

@@ -14,12 +14,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from paceline.launch.process import LEASE_VARIABLE, is_alive
+from paceline.launch.forks import ERRAND_NAME
+from paceline.launch.process import LEASE_VARIABLE, is_alive, read_kernel_log
 
 _MOST_GPU_ERRORS = 5
 _MOST_LISTED = 20
 _AGENT_SIGN = b"exec(eval(f.readline()))"
-"""Stands on the command line of every agent, and of no rank."""
+"""Stands on the command line of every agent and of its forks, and of no rank."""
 _NO_LIMIT_BYTES = 1 << 60
 """Control groups of version 1 write a number above this for no limit."""
 
@@ -71,24 +72,9 @@ def _is_nvidia_card(folder: str) -> bool:
 
 
 def _read_gpu_errors() -> list[str] | None:
-    """Errors that the driver has put into the kernel log, the last ones; without waiting for more."""
-    try:
-        descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return None
-    found: list[str] = []
-    try:
-        while True:
-            try:
-                record = os.read(descriptor, 8192)
-            except BrokenPipeError:  # the ring has overtaken us: the next read goes on with what is still there
-                continue
-            if b"NVRM: Xid" in record:
-                found.append(record.decode(errors="replace").partition(";")[2].splitlines()[0])
-    except OSError:
-        return found[-_MOST_GPU_ERRORS:]  # the end of the log
-    finally:
-        os.close(descriptor)
+    """Errors that the driver has put into the kernel log, the last ones."""
+    lines = read_kernel_log()
+    return None if lines is None else [line for line in lines if "NVRM: Xid" in line][-_MOST_GPU_ERRORS:]
 
 
 def read_memory() -> dict[str, int]:
@@ -199,7 +185,7 @@ def find_processes(our_run: str) -> list[dict[str, Any]]:
 
 def _is_led(pid: int) -> bool:
     while pid > 1:
-        if _AGENT_SIGN in _command(pid):
+        if _AGENT_SIGN in _command(pid) and read_text(f"/proc/{pid}/comm") != ERRAND_NAME:
             return True
         stat = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
         pid = int(stat[1]) if len(stat) > 1 else 0

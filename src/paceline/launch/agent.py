@@ -140,7 +140,7 @@ class Agent:
             else:
                 self._handlers[type(message)](message)
         except (OSError, ValueError) as error:
-            self._send(_problem(error))
+            self._send(protocol.problem_of(error))
 
     def _send(self, message: protocol.Message, payload: bytes = b"") -> None:
         self._outbox += protocol.encode(message, payload)
@@ -243,7 +243,15 @@ class Agent:
     def _on_start_errand(self, message: protocol.StartErrand) -> None:
         self._close_listener()  # and with it our only other thread
         lease, cwd = self._lease(), state_folder()
-        self._take_in(start_errand(message.number, message.module, message.argument, lease=lease, cwd=cwd))
+        try:
+            errand, start = start_errand(message.number, message.module, message.argument, lease=lease, cwd=cwd)
+        except OSError as error:  # no reason for the host's other errands to end
+            self._send(protocol.Output(rank=message.number, stream="stderr"), f"cannot start: {error}".encode())
+            self._send(protocol.RankEnded(rank=message.number, exit_code=1, at_s=time.monotonic(), kernel_says=""))
+            return
+        self._take_in(errand)
+        os.write(start, b"\n")
+        os.close(start)
 
     def _close_listener(self) -> None:
         if self._listener is not None:
@@ -366,22 +374,6 @@ class Agent:
         for copy in self._copies.values():
             copy.close()
         self._watchdog.dismiss()
-
-
-def _problem(error: OSError | ValueError) -> protocol.Problem:
-    if isinstance(error, OSError) and error.strerror:
-        where = f": {error.filename}" if error.filename else ""
-        return protocol.Problem(message=f"{error.strerror}{where}", hint=_HINTS.get(error.errno or 0, ""))
-    return protocol.Problem(message=str(error), hint="")
-
-
-_HINTS = {
-    28: "make room on that disk, or set XDG_STATE_HOME there to a folder on another one",  # ENOSPC
-    122: "make room within that user's quota",  # EDQUOT
-    2: "check the spelling; it must be on that host, too",  # ENOENT
-    39: "a script has made a folder there where the project has a file: remove it",  # ENOTEMPTY
-    20: "with --no-ship the project must lie at the same path on every host",  # ENOTDIR
-}
 
 
 def main() -> None:

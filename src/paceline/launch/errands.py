@@ -51,7 +51,11 @@ def run_errands(hosts: Hosts, errands: Sequence[Errand], *, timeout_s: float) ->
         errand = errands[place]
         start = protocol.StartErrand(number=number, module=errand.module, argument=errand.argument)
         hosts.channels[errand.host].send(start)
-    replies: dict[int, Reply] = {}
+    replies = {
+        place: Reply(problem=str(hosts.closed[errand.host]))
+        for place, errand in enumerate(errands)
+        if errand.host in hosts.closed
+    }
     said: dict[tuple[int, str], bytes] = {}
     deadline_s = time.monotonic() + timeout_s
     while len(replies) < len(errands):
@@ -63,6 +67,7 @@ def run_errands(hosts: Hosts, errands: Sequence[Errand], *, timeout_s: float) ->
             case Signalled():
                 raise InterruptedEarlyError(received.number)
             case Closed():
+                hosts.closed[received.host_index] = received.reason
                 for place, errand in enumerate(errands):
                     if errand.host == received.host_index:
                         replies.setdefault(place, Reply(problem=str(received.reason)))
@@ -87,6 +92,9 @@ def _reply(out: str, err: str, exit_code: int) -> Reply:
     """The value is the last line: libraries may have printed before."""
     lines = out.splitlines()
     if exit_code == 0 and lines:
-        return Reply(value=json.loads(lines[-1]))
+        try:
+            return Reply(value=json.loads(lines[-1]))
+        except ValueError:  # something of it went on after its end, and has printed as well
+            return Reply(problem=f"its answer can't be read: {lines[-1][:200]}")
     words = err.strip().splitlines() or [f"it ended with exit code {exit_code} and no word"]
     return Reply(problem=words[-1])

@@ -60,6 +60,8 @@ class Hosts:
         self.channels: list[Channel] = []
         self.clock_offset_s: list[float] = [0.0] * len(hosts)
         """Add it to a host's monotonic time to get the driver's."""
+        self.closed: dict[int, HostError] = {}
+        """Hosts whose channel has ended, by index, and why; it is said once, to whoever waits then."""
         self.run_id = ""
         self.runtime_digest = ""
         """Names the folder on each host in which this package now lies."""
@@ -126,7 +128,8 @@ class Hosts:
     ) -> dict[int, tuple[M, float]]:
         waiting = set(wanted)
         answers: dict[int, tuple[M, float]] = {}
-        failures: dict[int, HostError] = {}
+        failures = {index: self.closed[index] for index in waiting & self.closed.keys()}
+        waiting -= failures.keys()
         deadline = time.monotonic() + timeout_s
         while waiting:
             try:
@@ -143,7 +146,7 @@ class Hosts:
                 case Signalled():
                     raise InterruptedEarlyError(received.number)
                 case Closed():
-                    failures[received.host_index] = received.reason
+                    self.closed[received.host_index] = failures[received.host_index] = received.reason
                     waiting.discard(received.host_index)
                 case Received():
                     if isinstance(received.message, answer):

@@ -1,7 +1,9 @@
 """The processes of a run on one host: start them, find them, end them.
 
-Every process of a run inherits `PACELINE_LEASE=<run id>/<host index>` in its environment. That mark finds what a rank
-left behind, also what moved into a session of its own. Standard library only: this module runs on every host.
+Every program of a run inherits `PACELINE_LEASE=<run id>/<host index>` in its environment. That mark finds what a rank
+left behind, also what moved into a session of its own. (The kernel shows a process's environment as it was when its
+program began: an errand's fork has none, and is found by its session.) Standard library only: this module runs on every
+host.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from paceline.events import name_descriptor
@@ -44,13 +46,8 @@ class RankProcess:
         return self.process.pid
 
     def close_stream(self, descriptor: int) -> None:
-        """It has ended, or nobody is to read it any more."""
-        self.streams.pop(descriptor, None)
-        for file in (self.process.stdout, self.process.stderr):
-            if file is not None and not file.closed and file.fileno() == descriptor:
-                file.close()
-                return
-        with contextlib.suppress(OSError):
+        """It has ended, or nobody is to read it any more. Does nothing to one that is closed."""
+        if self.streams.pop(descriptor, None) is not None:
             os.close(descriptor)
 
 
@@ -58,30 +55,53 @@ def start_rank(spec: dict[str, Any]) -> RankProcess:
     """Start the process {rank, argv, env, cwd}: in a session of its own, without stdin. Raises OSError."""
     if not os.path.isdir(spec["cwd"]):
         raise OSError(errno.ENOTDIR, "there is no such folder here", spec["cwd"])
-    event_read, event_write = os.pipe()
-    env = rank_environment(spec["env"], os.environ, sys.executable)
-    env["PACELINE_EVENT_FD"] = name_descriptor(event_write)
-    try:
+    with open_pipes("stdout", "stderr", "events") as (streams, (out, err, events)):
+        env = rank_environment(spec["env"], os.environ, sys.executable)
+        env["PACELINE_EVENT_FD"] = name_descriptor(events)
         process = subprocess.Popen(
             spec["argv"],
             env=env,
             cwd=spec["cwd"],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=out,
+            stderr=err,
             start_new_session=True,
-            pass_fds=(event_write,),
+            pass_fds=(events,),
         )
-    except OSError:
-        os.close(event_read)
+    return RankProcess(int(spec["rank"]), process, streams)
+
+
+@contextlib.contextmanager
+def open_pipes(*names: str) -> Generator[tuple[dict[int, str], list[int]]]:
+    """A pipe for each name: (the ends to read, which don't block, each with its name; the ends to write).
+
+    The ends to write are closed on the way out; those to read, too, if something is raised. Raises OSError.
+    """
+    streams: dict[int, str] = {}
+    ends: list[int] = []
+    try:
+        for name in names:
+            read_end, write_end = os.pipe()
+            os.set_blocking(read_end, False)
+            streams[read_end] = name
+            ends.append(write_end)
+        yield streams, ends
+    except BaseException:
+        for descriptor in streams:
+            os.close(descriptor)
         raise
     finally:
-        os.close(event_write)
-    assert process.stdout is not None and process.stderr is not None
-    streams = {process.stdout.fileno(): "stdout", process.stderr.fileno(): "stderr", event_read: "events"}
-    for descriptor in streams:
-        os.set_blocking(descriptor, False)
-    return RankProcess(int(spec["rank"]), process, streams)
+        for descriptor in ends:
+            os.close(descriptor)
+
+
+def close_inherited() -> None:
+    """In a fork: every descriptor but stdin, stdout and stderr. The channel must close when the agent dies, so that no
+    copy of its ends may live on."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            with contextlib.suppress(OSError):  # that of this listing itself
+                os.close(int(name))
 
 
 def rank_environment(asked: Mapping[str, str], here: Mapping[str, str], python: str) -> dict[str, str]:
@@ -224,17 +244,23 @@ class Ending:
 
 def kernel_says(pid: int) -> str:
     """The kernel's own words about why it killed this process, where its log may be read; else nothing."""
+    lines = [line for line in read_kernel_log() or () if f"Killed process {pid} " in line]
+    return lines[-1] if lines else ""
+
+
+def read_kernel_log() -> list[str] | None:
+    """The lines that it still holds, without waiting for more; None where it may not be read."""
     try:
         descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
-        return ""
-    words = ""
+        return None
+    lines: list[str] = []
     try:
         while True:
-            record = os.read(descriptor, 8192).decode(errors="replace")
-            if f"Killed process {pid} " in record:
-                words = record.partition(";")[2].splitlines()[0]
+            with contextlib.suppress(BrokenPipeError):  # overwritten: the next read goes on with what is still there
+                record = os.read(descriptor, 8192).decode(errors="replace")
+                lines += record.partition(";")[2].splitlines()[:1]
     except OSError:
-        return words  # the end of the log
+        return lines  # the end of the log
     finally:
         os.close(descriptor)

@@ -8,6 +8,7 @@ Every message is a frozen record below. Standard library only: this module runs 
 
 from __future__ import annotations
 
+import errno
 import json
 from typing import Any, ClassVar
 
@@ -232,6 +233,23 @@ class Problem(Message):
     type: ClassVar[str] = "problem"
     message: str
     hint: str
+
+
+_HINTS = {
+    errno.ENOSPC: "make room on that disk, or set XDG_STATE_HOME there to a folder on another one",
+    errno.EDQUOT: "make room within that user's quota",
+    errno.ENOENT: "check the spelling; it must be on that host, too",
+    errno.ENOTEMPTY: "a script has made a folder there where the project has a file: remove it",
+    errno.ENOTDIR: "with --no-ship the project must lie at the same path on every host",
+}
+
+
+def problem_of(error: OSError | ValueError) -> Problem:
+    """What an agent says of an error, with what mends it where that is known."""
+    if isinstance(error, OSError) and error.strerror:
+        where = f": {error.filename}" if error.filename else ""
+        return Problem(message=f"{error.strerror}{where}", hint=_HINTS.get(error.errno or 0, ""))
+    return Problem(message=str(error), hint="")
 
 
 _TYPES: dict[str, type[Message]] = {cls.type: cls for cls in Message.__subclasses__()}

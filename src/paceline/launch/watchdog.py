@@ -10,7 +10,7 @@ import select
 import signal
 import time
 
-from paceline.launch.process import find_family, find_marked, send_signal
+from paceline.launch.process import close_inherited, find_family, find_marked, send_signal
 
 _SIGTERM_S = 2.0
 _GIVE_UP_S = 12.0
@@ -54,12 +54,11 @@ def _watch(lease: str, read_fd: int) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(-1)
-        # The channel must close when the agent dies, so no copy of its ends may live on here.
         os.dup2(read_fd, 0)
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.dup2(null, 2)
-        os.closerange(3, 1024)
+        close_inherited()
         sessions, is_well = _listen()
         if not is_well:
             _sweep(lease, sessions)
