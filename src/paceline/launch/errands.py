@@ -11,14 +11,18 @@ import itertools
 import json
 import queue
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from paceline.errors import HostError
 from paceline.launch import protocol
 from paceline.launch.hosts import Hosts, InterruptedEarlyError
 from paceline.launch.transport import Closed, Received, Signalled
 
 _numbers = itertools.count()
+_END_OF_STREAM = b"\nnull\n"
+"""What an errand's process prints last where `main` gives None."""
+_KEPT_ERRORS_BYTES = 10_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,3 +102,48 @@ def _reply(out: str, err: str, exit_code: int) -> Reply:
             return Reply(problem=f"its answer can't be read: {lines[-1][:200]}")
     words = err.strip().splitlines() or [f"it ended with exit code {exit_code} and no word"]
     return Reply(problem=words[-1])
+
+
+def stream_errand(hosts: Hosts, errand: Errand, *, doing: str, idle_limit_s: float) -> Iterator[bytes]:
+    """The bytes that an errand writes to its stdout, as they come; its `main` gives None.
+
+    Raises HostError with its last words where it fails, or where nothing comes for `idle_limit_s`;
+    InterruptedEarlyError for a signal.
+    """
+    host = hosts.hosts[errand.host]
+    if errand.host in hosts.closed:
+        raise hosts.closed[errand.host]
+    number = next(_numbers)
+    start = protocol.StartErrand(number=number, module=errand.module, argument=errand.argument)
+    hosts.channels[errand.host].send(start)
+    held = errors = b""
+    moved_s = time.monotonic()
+    while True:
+        try:
+            received = hosts.inbox.get(timeout=max(0.0, moved_s + idle_limit_s - time.monotonic()))
+        except queue.Empty:
+            text = f"{host.name}: cannot {doing}: nothing came for {idle_limit_s:.0f} s"
+            raise HostError(text, hint=f"does a disk hang there?  ssh {host.ssh_destination} dmesg | tail") from None
+        match received:
+            case Signalled():
+                raise InterruptedEarlyError(received.number)
+            case Closed():
+                hosts.closed[received.host_index] = received.reason
+                if received.host_index == errand.host:
+                    raise received.reason
+            case Received(message=protocol.Output(rank=rank, stream="stdout")) if rank == number:
+                moved_s = time.monotonic()
+                held += received.payload
+                yield held[: -len(_END_OF_STREAM)]
+                held = held[-len(_END_OF_STREAM) :]
+            case Received(message=protocol.Output(rank=rank)) if rank == number:
+                errors = (errors + received.payload)[-_KEPT_ERRORS_BYTES:]
+            case Received(message=protocol.RankEnded(rank=rank) as ended) if rank == number:
+                if ended.exit_code == 0 and held == _END_OF_STREAM:
+                    return
+                words = _reply("", errors.decode(errors="replace"), ended.exit_code).problem
+                raise HostError(f"{host.name}: cannot {doing}: {words}")
+            case Received(message=protocol.Problem() as problem) if received.host_index == errand.host:
+                raise HostError(f"{host.name}: cannot {doing}: {problem.message}", hint=problem.hint or None)
+            case _:
+                continue
