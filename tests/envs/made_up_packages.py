@@ -13,7 +13,7 @@ from paceline.envs.inventory import Installed, Inventory
 
 
 def installed(name: str, version: str = "1.0", **changes: object) -> Installed:
-    values = {"origin": "index", "source": "", "has_record": True, "by": "pip", "content": "", "num_bytes": 10}
+    values = {"origin": "index", "source": "", "has_record": True, "content": "", "num_bytes": 10}
     return Installed(name=name, version=version, **{**values, **changes})
 
 
@@ -23,8 +23,6 @@ def inventory(*found: Installed, **changes: object) -> Inventory:
         "python_path": "/opt/env/bin/python",
         "machine": "x86_64",
         "libc": "glibc",
-        "prefix": "/opt/env",
-        "is_conda": False,
         "conda_only": [],
         "has_conda_pack": False,
     }

@@ -83,7 +83,7 @@ def test_paths_that_leave_the_environment() -> None:
 def test_description_tells_size_and_content(site: Path) -> None:
     install(site, "Some_Thing")
     plain = describe(the_only(site))
-    assert (plain.name, plain.origin, plain.content, plain.by) == ("some-thing", "index", "", "pip")
+    assert (plain.name, plain.origin, plain.content) == ("some-thing", "index", "")
     assert plain.num_bytes == sum(
         path.stat().st_size for path in site.rglob("*") if path.is_file() and path.name != "RECORD"
     )

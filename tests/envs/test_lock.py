@@ -36,8 +36,8 @@ def test_name_follows_from_python_processor_versions_and_content() -> None:
         )
     }
     assert len(names) == 6 and all(len(name) == 12 for name in names)
-    again = make_lock(inventory(installed("a", by="uv"), prefix="/elsewhere"), offline=True)
-    assert again.name in names, "where it lies and who installed it does not matter"
+    again = make_lock(inventory(installed("a"), python_path="/elsewhere/bin/python"), offline=True)
+    assert again.name in names, "where it lies does not matter"
 
 
 def test_editable_is_refused_in_both_forms() -> None:
@@ -68,7 +68,7 @@ def test_what_has_no_record_is_named() -> None:
 
 
 def test_conda_travels_whole_where_it_can_be_packed() -> None:
-    found = inventory(installed("numpy"), is_conda=True, conda_only=["mkl-2023-h1"])
+    found = inventory(installed("numpy"), conda_only=["mkl-2023-h1"])
     assert make_lock(found, offline=True).left_out == ("mkl-2023-h1 comes from conda alone",)
     packed = make_lock(found.replace(has_conda_pack=True), offline=True)
     assert packed.is_packed and not packed.left_out and "# conda mkl-2023-h1\n" in packed.text

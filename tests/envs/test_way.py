@@ -12,6 +12,7 @@ from made_up_packages import installed, inventory
 
 from paceline.envs import parcels as cutting
 from paceline.envs.fetching import Spool
+from paceline.envs.listed import ListedFile, read_listing
 from paceline.envs.lock import Lock, make_lock
 from paceline.envs.looking import Look
 from paceline.envs.making import compare, last_words
@@ -25,8 +26,8 @@ from paceline.launch.facts import Facts
 GB = 10**9
 
 
-def entry(path: str, data: bytes, root: int = 0) -> list[object]:
-    return [root, path, 0o644, len(data), hashlib.sha256(data).hexdigest()]
+def entry(path: str, data: bytes, root: int = 0) -> ListedFile:
+    return ListedFile(root, path, 0o644, len(data), hashlib.sha256(data).hexdigest())
 
 
 def test_parcels_are_bounded_and_always_cut_alike(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,11 +63,53 @@ def test_spool_goes_on_where_an_earlier_one_stopped(tmp_path: Path) -> None:
     assert second.is_complete and Spool(tmp_path, entries).is_complete
 
 
-def test_spool_refuses_other_bytes_and_other_places(tmp_path: Path) -> None:
+def test_spool_refuses_other_bytes(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="one was changed while it was fetched"):
         Spool(tmp_path, [entry("one", b"11")]).feed(b"12")
-    with pytest.raises(HostError, match="leaves the environment"):
-        Spool(tmp_path, [entry("../one", b"11")])
+
+
+def reply(*file: object) -> dict[str, object]:
+    """Of a host with two roots and this file."""
+    return {"roots": [["site", "/s"], ["prefix", "/p"]], "entries": [list(file)], "left_out": []}
+
+
+def test_modes_say_only_whether_a_file_can_be_run() -> None:
+    for said, mode in ((0o644, 0o644), (0o755, 0o755), (0o4755, 0o755), (0o666, 0o644), (0o100, 0o755)):
+        [file] = read_listing("bob", reply(1, "bin/a..b", said, 3, "ab")).files
+        assert file == (1, "bin/a..b", mode, 3, "ab")
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        ("../..", "a", 0o644, 0, "ab"),
+        (2, "a", 0o644, 0, "ab"),
+        (-1, "a", 0o644, 0, "ab"),
+        (True, "a", 0o644, 0, "ab"),
+        (0, "../a", 0o644, 0, "ab"),
+        (0, "a/../../b", 0o644, 0, "ab"),
+        (0, "/etc/passwd", 0o644, 0, "ab"),
+        (0, "", 0o644, 0, "ab"),
+        (0, "a\0b", 0o644, 0, "ab"),
+        (0, 7, 0o644, 0, "ab"),
+        (0, "a", "0o644", 0, "ab"),
+        (0, "a", 0o644, -1, "ab"),
+        (0, "a", 0o644, 0, None),
+        (0, "a", 0o644, 0),
+    ],
+)
+def test_a_host_has_no_say_in_where_its_files_lie_here(file: tuple[object, ...]) -> None:
+    with pytest.raises(HostError, match="bob: its list of files is none that paceline makes: ") as refused:
+        read_listing("bob", reply(*file))
+    assert refused.value.hint is not None and refused.value.hint.endswith("ssh bob")
+
+
+def test_a_listing_of_another_form_is_refused() -> None:
+    good = reply(0, "a", 0o644, 0, "ab")
+    assert read_listing("bob", good).roots == (("site", "/s"), ("prefix", "/p"))
+    for wrong in (None, [], {}, {**good, "roots": [["wheel", "/w"]]}, {**good, "roots": 1}, {**good, "entries": [7]}):
+        with pytest.raises(HostError, match="none that paceline makes"):
+            read_listing("bob", wrong)
 
 
 def piece(path: str) -> Piece:

@@ -190,11 +190,12 @@ def _read_packages(folders: list[str]) -> dict[str, str]:
             stem, dot, _ = entry.rpartition(".dist-info") if entry.endswith(".dist-info") else ("", "", "")
             name, _, version = stem.rpartition("-")
             if dot and name:
-                packages.setdefault(_normalise(name), version)  # the first on the path is the one that is imported
+                packages.setdefault(normalise(name), version)  # the first on the path is the one that is imported
     return dict(sorted(packages.items()))
 
 
-def _normalise(name: str) -> str:
+def normalise(name: str) -> str:
+    """`Foo_Bar.baz` -> `foo-bar-baz`: names that an index takes for the same."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -203,7 +204,7 @@ def _find_import(name: str, packages: dict[str, str]) -> dict[str, Any]:
         found = importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
         found = False
-    names = [_normalise(name), *_OTHER_NAMES.get(name, ())]
+    names = [normalise(name), *_OTHER_NAMES.get(name, ())]
     return {"found": found, "version": next((packages[n] for n in names if n in packages), None)}
 
 

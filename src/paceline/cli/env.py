@@ -184,7 +184,9 @@ def _find_source(chosen: tuple[Host, ...], source: str | None) -> Host:
         return next((host for host in chosen if is_this_machine(host)), parse_hosts("localhost", origin="--from")[0])
     found = parse_hosts(source, origin="--from")
     if len(found) != 1:
-        raise InputError(f"--from {source}: expected one host")
+        raise InputError(
+            f"--from {source}: expected one host", hint=f"paceline env sync -H HOST,... --from {found[0].name}"
+        )
     return next((host for host in chosen if (host.name, host.user) == (found[0].name, found[0].user)), found[0])
 
 

@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import queue
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from paceline.envs import pulling
+from paceline.envs.listed import ListedFile
 from paceline.errors import HostError
-from paceline.launch import protocol
-from paceline.launch.facts import Facts
-from paceline.launch.hosts import Hosts, InterruptedEarlyError
-from paceline.launch.process import LEASE_VARIABLE
+from paceline.launch.errands import Errand, stream_errand
+from paceline.launch.hosts import Hosts
 from paceline.launch.receive import file_sha256
-from paceline.launch.transport import Closed, Received, Signalled
 
 _STALL_LIMIT_S = 120.0
-_RANK = 1_000_000  # no errand has this number
-_CALL = "import json, sys\nfrom paceline.envs.pulling import main\nmain(json.loads(sys.argv[1]))\n"
-
-Entries = Sequence[Sequence[Any]]
-"""[root, path, mode, size, sha256] of each file, see envs/listing.py."""
+_AGAIN = "the same command again goes on from what has come"
 
 
 class Spool:
-    """Bytes in, files out, in the order of the entries. What an earlier try has brought stays."""
+    """Bytes in, files out, in the order of the list. What an earlier try has brought stays."""
 
-    def __init__(self, folder: Path, entries: Entries) -> None:
+    def __init__(self, folder: Path, files: Sequence[ListedFile]) -> None:
         self._folder = folder
-        self._entries = entries
+        self._files = files
         self.start = self._count_complete()
         self._number = self.start
         self._file: BinaryIO | None = None
@@ -41,7 +32,7 @@ class Spool:
 
     @property
     def is_complete(self) -> bool:
-        return self._number == len(self._entries)
+        return self._number == len(self._files)
 
     def root(self, number: int) -> Path:
         """Where the files of this root lie."""
@@ -68,93 +59,57 @@ class Spool:
             self._file.close()
 
     def _is_empty(self) -> bool:
-        return self._file is None and self._entries[self._number][3] == 0
+        return self._file is None and self._files[self._number].size_bytes == 0
 
     def _path(self, number: int) -> Path:
-        root, path, *_ = self._entries[number]
-        if os.path.isabs(path) or ".." in path.split("/"):
-            raise HostError(f"a path that leaves the environment: {path}")
-        return self.root(root) / path
+        return self.root(self._files[number].root) / self._files[number].path
 
     def _count_complete(self) -> int:
-        for number, (_, _, _, size, sha256) in enumerate(self._entries):
+        for number, file in enumerate(self._files):
             path = self._path(number)
-            if not path.is_file() or path.stat().st_size != size or file_sha256(str(path)) != sha256:
+            if not path.is_file() or path.stat().st_size != file.size_bytes or file_sha256(str(path)) != file.sha256:
                 return number
-        return len(self._entries)
+        return len(self._files)
 
     def _open(self) -> None:
         path = self._path(self._number)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "wb")  # noqa: SIM115  # closed when its last byte has come
-        self._left_bytes = self._entries[self._number][3]
+        self._left_bytes = self._files[self._number].size_bytes
         self._hash = hashlib.sha256()
 
     def _close(self) -> None:
         assert self._file is not None
         self._file.close()
         self._file = None
-        _, path, mode, _, sha256 = self._entries[self._number]
-        if self._hash.hexdigest() != sha256:
-            raise HostError(f"{path} was changed while it was fetched", hint="start again")
-        self._path(self._number).chmod(mode)
+        file = self._files[self._number]
+        if self._hash.hexdigest() != file.sha256:
+            raise HostError(
+                f"{file.path} was changed while it was fetched", hint="let whatever installs there end first"
+            )
+        self._path(self._number).chmod(file.mode)
         self._number += 1
 
 
-def fetch(hosts: Hosts, facts: Facts, asked: dict[str, Any], spool: Spool, on_bytes: Callable[[int], None]) -> None:
+def fetch(hosts: Hosts, asked: dict[str, Any], spool: Spool, on_bytes: Callable[[int], None]) -> None:
     """Bring the files of the first of `hosts` into the spool. `asked`: the argument of envs/listing.py.
 
     Raises HostError, InterruptedEarlyError.
     """
     if spool.is_complete:
         return
-    argument = json.dumps({**asked, "start": spool.start})
-    env = {
-        "PYTHONPATH": f"{facts.state_folder}/runtime/{hosts.runtime_digest}",
-        LEASE_VARIABLE: f"{hosts.run_id}/0",
-    }
-    argv = [facts.python_path, "-c", _CALL, argument]
-    process = {"rank": _RANK, "argv": argv, "env": env, "cwd": facts.state_folder}
-    hosts.channels[0].send(protocol.StartRanks(ranks=[process]))
+    host = hosts.hosts[0]
+    errand = Errand(host=0, module=pulling.__name__, argument={**asked, "start": spool.start})
     num_bytes = 0
     try:
-        for data in _read(hosts):
+        for data in stream_errand(hosts, errand, doing="read its files", idle_limit_s=_STALL_LIMIT_S):
             spool.feed(data)
             num_bytes += len(data)
             on_bytes(num_bytes)
+    except HostError as error:
+        hint = error.hint or f"mend it there:  ssh {host.ssh_destination}"
+        raise HostError(error.message, hint=f"{hint}\n  {_AGAIN}") from error
     finally:
         spool.close()
     if not spool.is_complete:
-        raise HostError(f"{hosts.hosts[0].name}: its files ended too early", hint="start again")
-
-
-def _read(hosts: Hosts) -> Iterator[bytes]:
-    """What the process there writes, until it ends."""
-    name = hosts.hosts[0].name
-    errors = b""
-    moved_s = time.monotonic()
-    while time.monotonic() - moved_s < _STALL_LIMIT_S:
-        try:
-            received = hosts.inbox.get(timeout=1.0)
-        except queue.Empty:
-            continue
-        match received:
-            case Signalled():
-                raise InterruptedEarlyError(received.number)
-            case Closed():
-                raise received.reason
-            case Received(message=protocol.Output(rank=rank, stream="stdout")) if rank == _RANK:
-                moved_s = time.monotonic()
-                yield received.payload
-            case Received(message=protocol.Output(rank=rank)) if rank == _RANK:
-                errors = (errors + received.payload)[-10_000:]
-            case Received(message=protocol.Problem() as problem):
-                raise HostError(f"{name}: {problem.message}", hint=problem.hint or None)
-            case Received(message=protocol.RankEnded() as ended) if ended.rank == _RANK:
-                if ended.exit_code != 0:
-                    last = (errors.decode(errors="replace").strip().splitlines() or ["no word"])[-1]
-                    raise HostError(f"{name}: its files could not be read: {last}")
-                return
-            case _:
-                continue
-    raise HostError(f"{name}: nothing came for {_STALL_LIMIT_S:.0f} s")
+        raise HostError(f"{host.name}: its files ended too early: were packages removed meanwhile?", hint=_AGAIN)

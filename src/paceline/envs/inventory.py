@@ -12,12 +12,12 @@ import importlib.util
 import json
 import os
 import platform
-import re
 import sys
 import urllib.parse
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from paceline.checks.vitals import normalise
 from paceline.records import Record
 
 
@@ -33,8 +33,6 @@ class Installed(Record):
     """The path or the address that it was installed from, without what may be secret; empty for an index."""
     has_record: bool
     """Whether RECORD says which files are its own."""
-    by: str
-    """What installed it: `pip`, `uv`, `conda`, ...; empty where nobody says."""
     content: str
     """Of what came from no index: a hash of its RECORD, as its version alone does not say what is in it."""
     num_bytes: int
@@ -50,8 +48,6 @@ class Inventory(Record):
     machine: str
     libc: str
     """`glibc`, or empty for another one."""
-    prefix: str
-    is_conda: bool
     installed: list[Installed]
     conda_only: list[str]
     """Packages of a conda environment that Python does not know, with version and build: libraries, compilers."""
@@ -78,8 +74,6 @@ def main(argument: None) -> dict[str, Any]:
         python_path=sys.executable,
         machine=os.uname().machine,
         libc=platform.libc_ver()[0],
-        prefix=sys.prefix,
-        is_conda=is_conda,
         installed=installed,
         conda_only=_find_conda_only({each.name for each in installed}) if is_conda else [],
         has_conda_pack=is_conda and importlib.util.find_spec("conda_pack") is not None,
@@ -101,11 +95,6 @@ def _iterate(path: list[str] | None) -> Iterable[importlib.metadata.Distribution
     return importlib.metadata.distributions() if path is None else importlib.metadata.distributions(path=path)
 
 
-def normalise(name: str) -> str:
-    """`Foo_Bar.baz` -> `foo-bar-baz`: names that an index takes for the same."""
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 def describe(distribution: importlib.metadata.Distribution) -> Installed:
     """One distribution from its metadata."""
     record = distribution.read_text("RECORD")
@@ -116,7 +105,6 @@ def describe(distribution: importlib.metadata.Distribution) -> Installed:
         origin=origin,
         source=source,
         has_record=record is not None,
-        by=(distribution.read_text("INSTALLER") or "").strip(),
         content=hashlib.sha256((record or "").encode()).hexdigest()[:16] if origin != "index" else "",
         num_bytes=sum(
             int(size) for line in (record or "").splitlines() if (size := line.rpartition(",")[2]).isdecimal()

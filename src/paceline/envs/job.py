@@ -13,6 +13,7 @@ from typing import Any
 from paceline.envs import listing, looking, making
 from paceline.envs.fetching import Spool, fetch
 from paceline.envs.inventory import Inventory
+from paceline.envs.listed import ListedFile, read_listing
 from paceline.envs.lock import Lock
 from paceline.envs.looking import Look
 from paceline.envs.opening import Opened
@@ -51,7 +52,8 @@ class Job:
         wanted: dict[int, Look] = {}
         for index, reply in enumerate(self._look()):
             if reply.problem:
-                outcomes[index] = self._failed(index, f"can't be looked at: {reply.problem}")
+                remedy = f"paceline check -H {self.opened.name(index)}"
+                outcomes[index] = self._failed(index, f"can't be looked at: {reply.problem}", remedy)
                 continue
             look = Look(**reply.value)
             problem = judge_host(self.opened.facts[index], look, self.inventory, self.lock)
@@ -134,24 +136,19 @@ class Job:
             errand = Errand(host=0, module=listing.__name__, argument=asked)
             [reply] = run_errands(opened.hosts, [errand], timeout_s=_LIST_LIMIT_S)
             if reply.problem:
-                raise HostError(f"{source}: can't list the installed files: {reply.problem}")
-            for sentence in reply.value["left_out"]:
+                text = f"{source}: can't list the installed files: {reply.problem}"
+                raise HostError(text, hint=f"On {source}:  {opened.facts[0].python_path} -m pip check")
+            listed = read_listing(source, reply.value)
+            for sentence in listed.left_out:
                 self.tell(source, f"left out: {sentence}", False)
-            entries, roots = reply.value["entries"], reply.value["roots"]
             if is_this_machine(self.options.source):
-                places = [(kind, Path(folder)) for kind, folder in roots]
-                return make_parcels(self.lock.name, places, entries), None
+                places = [(kind, Path(folder)) for kind, folder in listed.roots]
+                return make_parcels(self.lock.name, places, listed.files), None
             folder = Path(state_folder(), "environments", f"from-{source}-{self.lock.name}")
-            spool = Spool(folder, entries)
-            fetch(
-                opened.hosts,
-                opened.facts[0],
-                asked,
-                spool,
-                lambda n: self.tell(source, f"{format_bytes(n)} fetched", True),
-            )
-            places = [(kind, spool.root(number)) for number, (kind, _) in enumerate(roots)]
-            return make_parcels(self.lock.name, places, entries), folder
+            spool = Spool(folder, listed.files)
+            fetch(opened.hosts, asked, spool, lambda n: self.tell(source, f"{format_bytes(n)} fetched", True))
+            places = [(kind, spool.root(number)) for number, (kind, _) in enumerate(listed.roots)]
+            return make_parcels(self.lock.name, places, listed.files), folder
 
     def _wheels(self) -> list[Parcel]:
         """Wheel files that were installed here by their path. Raises InputError where one is gone."""
@@ -164,11 +161,11 @@ class Job:
                 hint="--offline sends the installed files themselves",
             )
         roots = [("wheel", Path(path).parent) for path in self.lock.wheels]
-        entries = [
-            (number, os.path.basename(path), 0o644, os.path.getsize(path), file_sha256(path))
+        files = [
+            ListedFile(number, os.path.basename(path), 0o644, os.path.getsize(path), file_sha256(path))
             for number, path in enumerate(self.lock.wheels)
         ]
-        return make_parcels(self.lock.name, roots, entries)
+        return make_parcels(self.lock.name, roots, files)
 
 
 class _Progress:

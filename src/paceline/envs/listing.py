@@ -17,7 +17,8 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from paceline.envs.inventory import find_distributions, normalise
+from paceline.checks.vitals import normalise
+from paceline.envs.inventory import find_distributions
 from paceline.launch.facts import state_folder
 from paceline.launch.receive import file_sha256
 from paceline.records import Record

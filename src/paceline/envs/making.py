@@ -20,7 +20,8 @@ import tarfile
 from collections.abc import Generator
 from typing import Any
 
-from paceline.envs.inventory import find_distributions, normalise
+from paceline.checks.vitals import normalise
+from paceline.envs.inventory import find_distributions
 from paceline.envs.looking import MARKER, read_state
 from paceline.envs.scripts import copy_script, write_entry_points
 from paceline.launch.facts import state_folder
@@ -171,10 +172,30 @@ def _unpack_conda(folder: str, parcel: str) -> None:
     """An archive of conda-pack's, and the program in it that puts the new path into its files."""
     [archive] = os.listdir(parcel)
     with tarfile.open(os.path.join(parcel, archive)) as packed:
-        packed.extractall(folder)
+        extract(packed, folder)
     bin_folder = os.path.join(folder, "bin")
     command = [os.path.join(bin_folder, "python"), os.path.join(bin_folder, "conda-unpack")]
     _run(command, _VENV_LIMIT_S, "finish what conda-pack began")
+
+
+def extract(packed: tarfile.TarFile, folder: str) -> None:
+    """All of an archive that comes from another host. Raises MakingError or tarfile.TarError for a member that would
+    lie, or be a further name of a file, outside the folder."""
+    members = _watch_members(packed, os.path.realpath(folder))
+    if hasattr(tarfile, "tar_filter"):
+        packed.extractall(folder, members, filter="tar")
+    else:  # a Python from before May 2023
+        packed.extractall(folder, members)
+
+
+def _watch_members(packed: tarfile.TarFile, folder: str) -> Generator[tarfile.TarInfo]:
+    """Each is looked at when all before it are in place: one of them may be a link that leads out of the folder."""
+    for member in packed:
+        for name in (member.name, *([member.linkname] if member.islnk() else [])):
+            if os.path.commonpath([folder, os.path.realpath(os.path.join(folder, name))]) != folder:
+                raise MakingError(f"the archive has a file that leaves the environment: {name}")
+        member.mode &= 0o755  # nobody else's rights, and nobody's but the user's to write
+        yield member
 
 
 def _check(python: str, argument: dict[str, Any]) -> None:

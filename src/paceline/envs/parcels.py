@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from paceline.envs.listed import ListedFile
 from paceline.launch.receive import Entry, digest_of
 from paceline.launch.ship import Cargo
 
@@ -22,11 +23,11 @@ class Parcel:
     cargo: Cargo
 
 
-def make_parcels(name: str, roots: Sequence[tuple[str, Path]], entries: Iterable[Sequence[object]]) -> list[Parcel]:
-    """`entries`: [root, path, mode, size, sha256], see envs/listing.py; always cut in the same way."""
+def make_parcels(name: str, roots: Sequence[tuple[str, Path]], files: Iterable[ListedFile]) -> list[Parcel]:
+    """`roots`: (kind, folder on this machine). Always cut in the same way."""
     of_root: dict[int, list[Entry]] = {}
-    for root, *entry in entries:
-        of_root.setdefault(int(str(root)), []).append((*entry, None))
+    for file in files:
+        of_root.setdefault(file.root, []).append((file.path, file.mode, file.size_bytes, file.sha256, None))
     parcels: list[Parcel] = []
     for root, found in of_root.items():
         kind, folder = roots[root]

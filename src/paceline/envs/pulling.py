@@ -1,4 +1,5 @@
-"""Writes files to stdout, one after the other: how what is installed on another host comes to the driver.
+"""Writes files to stdout, one after the other: how what is installed on another host
+comes to the driver. Nothing stands between them, as envs/listing.py has said how long each is.
 
 Standard library only: this module runs on every host.
 """

@@ -38,10 +38,12 @@ def sync(options: SyncOptions, tell: Tell) -> Synced:
     if not targets:
         raise InputError(f"the environment is {options.source.name}'s own already", hint="-H names the other hosts")
     with open_source(options) as source:
+        [facts] = source.facts
         errand = Errand(host=0, module=inventory.__name__)
         [reply] = run_errands(source.hosts, [errand], timeout_s=_LIMIT_S)
     if reply.problem:
-        raise HostError(f"{options.source.name}: can't say what is installed: {reply.problem}")
+        text = f"{options.source.name}: can't say what is installed: {reply.problem}"
+        raise HostError(text, hint=f"On {options.source.name}:  {facts.python_path} -m pip check")
     found = Inventory.from_json(reply.value)
     lock = make_lock(found, offline=options.offline)
     with open_some(targets, [_pythons(host, found) for host in targets]) as opened:

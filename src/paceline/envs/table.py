@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from paceline.checks.differences import Row, compare_hosts
 from paceline.checks.patients import Examination, Patient, read_vitals
+from paceline.checks.quick import make_patient
 from paceline.envs.opening import Opened
 from paceline.errors import HostError
 
@@ -20,17 +21,10 @@ def meet(opened: Opened) -> list[Patient]:
     patients: list[Patient] = []
     for index, reading in enumerate(read_vitals(opened.hosts, Examination(is_quick=True))):
         if reading.vitals is None:
-            raise HostError(f"{opened.name(index)}: a process there could not read its details: {reading.problem}")
-        patients.append(
-            Patient(
-                name=opened.name(index),
-                facts=opened.facts[index],
-                vitals=reading.vitals,
-                clock_ahead_s=reading.clock_ahead_s,
-                slots=1,
-                num_gpus=len(opened.facts[index].gpus),
-            )
-        )
+            text = f"{opened.name(index)}: a process there could not read its details: {reading.problem}"
+            raise HostError(text, hint=f"paceline check -H {opened.name(index)}")
+        facts = opened.facts[index]
+        patients.append(make_patient(opened.hosts.hosts[index], facts, reading, (1, len(facts.gpus))))
     return patients
 
 
