@@ -92,7 +92,7 @@ def test_slots_that_can_not_be() -> None:
             "ssh-",
         ),
         (quick.check_vitals("bob", "/py", ""), "ok", "could be read", ""),
-        (quick.check_vitals("bob", "/py", "no answer within 5 s"), "failure", "no answer", "On bob:  /py -V"),
+        (quick.check_vitals("bob", "/py", "no answer within 5 s"), "failure", "no answer", "On bob:  /py -c"),
         (examine.check_slots("2 slots: one per GPU", ""), "ok", "2 slots", ""),
         (examine.check_slots("", "gpus=5 was asked for"), "failure", "gpus=5", "hostfile"),
         (

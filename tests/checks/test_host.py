@@ -11,7 +11,7 @@ from made_up_hosts import DISK, GB, make_gpu_patient, make_patient
 from paceline.checks import gpu, host, surroundings
 from paceline.checks.findings import Status
 from paceline.checks.patients import Patient
-from paceline.checks.verdicts import Verdict, listen
+from paceline.checks.verdicts import Verdict, collect
 
 ALL = (*host.HOST_CHECKS, *surroundings.SURROUNDINGS_CHECKS, *gpu.GPU_CHECKS)
 MB = 10**6
@@ -261,7 +261,7 @@ def test_a_host_whose_gpus_stay_unused_may_have_any_driver() -> None:
 
 
 def test_a_check_that_breaks_is_a_verdict() -> None:
-    assert listen(host.check_cores, make_patient(cgroup={"cores": "many"})) == [
+    assert collect(host.check_cores, make_patient(cgroup={"cores": "many"})) == [
         Verdict(status="crashed", text="the check itself broke: TypeError: '<' not supported between instances of "
         "'str' and 'int'")
     ]  # fmt: skip

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from paceline.checks.findings import Finding, Status, check
 from paceline.checks.identities import check_one_machine_each
 from paceline.checks.patients import Patient
-from paceline.checks.verdicts import Verdict, as_findings, listen
+from paceline.checks.verdicts import Verdict, as_findings, collect
 from paceline.launch.compare import Difference, compare_facts
 from paceline.units import format_bytes
 
@@ -49,8 +49,9 @@ def compare_hosts(patients: Sequence[Patient], *, needs_torch: bool = True) -> C
     rows: list[Row] = []
     findings: list[Finding] = []
     stops = _find_stops(patients, needs_torch=needs_torch)
-    for function in DIFFERENCE_CHECKS:
-        verdicts = listen(function, patients, stops)
+    found = [(function, collect(function, patients, stops)) for function in STOPPING_CHECKS]
+    found += [(function, collect(function, patients)) for function in OTHER_CHECKS]
+    for function, verdicts in found:
         rows += [verdict for verdict in verdicts if isinstance(verdict, Row)]
         findings += as_findings(function, "", verdicts)
     return Comparison(rows=tuple(rows), findings=tuple(findings))
@@ -136,7 +137,7 @@ def _models(gpus: Sequence[str]) -> str:
 
 
 @check("same-packages")
-def check_same_packages(patients: Sequence[Patient], stops: dict[str, Difference]) -> Iterator[Verdict]:
+def check_same_packages(patients: Sequence[Patient]) -> Iterator[Verdict]:
     """The same packages on all hosts, of those that the run uses.
 
     What it looks at
@@ -188,7 +189,7 @@ def _import_version(patient: Patient, name: str) -> str:
 
 
 @check("same-settings")
-def check_same_settings(patients: Sequence[Patient], stops: dict[str, Difference]) -> Iterator[Verdict]:
+def check_same_settings(patients: Sequence[Patient]) -> Iterator[Verdict]:
     """The same settings of NCCL, Gloo and PyTorch on all hosts.
 
     What it looks at
@@ -223,7 +224,7 @@ def _is_shared(name: str) -> bool:
 
 
 @check("clocks")
-def check_clocks(patients: Sequence[Patient], stops: dict[str, Difference]) -> Iterator[Verdict]:
+def check_clocks(patients: Sequence[Patient]) -> Iterator[Verdict]:
     """Clocks that agree.
 
     What it looks at
@@ -259,7 +260,7 @@ def _describe_clock(low_s: float, high_s: float) -> str:
 
 
 @check("same-data")
-def check_same_data(patients: Sequence[Patient], stops: dict[str, Difference]) -> Iterator[Verdict]:
+def check_same_data(patients: Sequence[Patient]) -> Iterator[Verdict]:
     """The same data on all hosts.
 
     What it looks at
@@ -286,18 +287,9 @@ def check_same_data(patients: Sequence[Patient], stops: dict[str, Difference]) -
     yield _row("data", patients, values, keys=keys, status="warning", remedy=remedy)
 
 
-DifferenceCheck = Callable[[Sequence[Patient], dict[str, Difference]], Iterator[Verdict]]
-
-DIFFERENCE_CHECKS: tuple[DifferenceCheck, ...] = (
-    check_same_python,
-    check_same_torch,
-    check_same_gpus,
-    check_same_packages,
-    check_same_settings,
-    check_clocks,
-    check_one_machine_each,
-    check_same_data,
-)
+STOPPING_CHECKS = (check_same_python, check_same_torch, check_same_gpus)
+"""They are told, too, what stops a run."""
+OTHER_CHECKS = (check_same_packages, check_same_settings, check_clocks, check_one_machine_each, check_same_data)
 
 
 def _row(

@@ -18,7 +18,7 @@ from paceline.checks.pairs import Depth, check_pairs, check_unwired
 from paceline.checks.patients import Examination, Patient, read_vitals
 from paceline.checks.quick import check_vitals, judge, make_patient
 from paceline.checks.together import check_together
-from paceline.checks.verdicts import Verdict, as_findings, failure, listen, ok, protect
+from paceline.checks.verdicts import Verdict, failure, ok, protect, run_check
 from paceline.cluster.spec import Host, resolve_slots
 from paceline.errors import HostError
 from paceline.launch.facts import Facts
@@ -127,7 +127,7 @@ def examine(options: CheckOptions) -> Examined:
             found = _examine_all(hosts, options, imports)
         except HostsError as error:  # those that could be opened are opened anew, without the others
             for index, failed in error.failures.items():
-                earlier += as_findings(check_reachable, hosts[index].name, listen(check_reachable, failed))
+                earlier += run_check(check_reachable, hosts[index].name, failed)
             hosts = [host for index, host in enumerate(hosts) if index not in error.failures]
         else:
             return dataclasses.replace(found, findings=tuple(worst_first([*earlier, *found.findings])))
@@ -151,7 +151,7 @@ def _examine_all(hosts: Sequence[Host], options: CheckOptions, imports: tuple[st
         facts = opened.open(f"check-{secrets.token_hex(4)}", pythons, grace_s=_GRACE_S)
         findings: list[Finding] = []
         for host in hosts:
-            findings += as_findings(check_reachable, host.name, listen(check_reachable, None))
+            findings += run_check(check_reachable, host.name, None)
         examination = Examination(imports=imports, data=options.data, is_quick=is_quick)
         patients = _meet(opened, facts, examination, findings)
         judged, rows = judge(patients)
@@ -169,10 +169,8 @@ def _meet(hosts: Hosts, facts: Sequence[Facts], examination: Examination, findin
     for index, reading in enumerate(read_vitals(hosts, examination)):
         host = hosts.hosts[index]
         slots, num_gpus, reason, problem = _choose_slots(host, facts[index])
-        findings += as_findings(
-            check_vitals, host.name, listen(check_vitals, host.name, facts[index].python_path, reading.problem)
-        )
-        findings += as_findings(check_slots, host.name, listen(check_slots, reason, problem))
+        findings += run_check(check_vitals, host.name, host.name, facts[index].python_path, reading.problem)
+        findings += run_check(check_slots, host.name, reason, problem)
         if reading.vitals is not None:
             patients.append(make_patient(host, facts[index], reading, (slots, num_gpus)))
     return patients
@@ -198,7 +196,7 @@ def _examine_network(
     except HostError as error:
         return protect("wires", functools.partial(_tell_unwired, hosts, facts, options.nic, error)), None
     names = [host.name for host in hosts.hosts]
-    findings = as_findings(check_wires, "", listen(check_wires, names, wires))
+    findings = run_check(check_wires, "", names, wires)
     matrices: list[Matrix] = []
 
     def check_all_pairs() -> list[Finding]:
@@ -216,7 +214,7 @@ def _examine_network(
             text = "no group is formed by hosts of which a pair is not in order"
             findings.append(Finding(check="gloo", status="skipped", where="", text=text))
         else:
-            findings += protect("gloo", functools.partial(check_together, hosts, facts, wires))
+            findings += check_together(hosts, facts, wires)
     return findings, matrices[0] if matrices else None
 
 

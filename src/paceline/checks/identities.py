@@ -11,7 +11,7 @@ from paceline.checks.verdicts import Verdict
 
 
 @check("one-machine-each")
-def check_one_machine_each(patients: Sequence[Patient], _: object) -> Iterator[Verdict]:
+def check_one_machine_each(patients: Sequence[Patient]) -> Iterator[Verdict]:
     """Every host is a machine of its own, with a name of its own.
 
     What it looks at

@@ -16,6 +16,7 @@ from paceline.checks.findings import Finding
 from paceline.checks.links import Link, Pair, check_packet_size, check_round_trip, check_speed, find_doubtful, merge
 from paceline.checks.matrix import Matrix
 from paceline.checks.ports import Knock, check_ports
+from paceline.checks.verdicts import protect
 from paceline.errors import HostError
 from paceline.launch.errands import Errand, Reply, run_errands
 from paceline.launch.facts import Facts
@@ -38,7 +39,7 @@ _PLANS: dict[Depth, dict[str, Any]] = {
     "full": {"transfer_s": 0.15, "enough_bytes": 10**12},
 }
 _START_LIMIT_S = 8.0
-"""For a Python that starts on a busy host."""
+"""For a process that starts on a busy host."""
 _ROUND_LIMIT_S = 4.0
 _TOURNAMENT_LIMIT_S = 30.0
 _NUM_MEASUREMENTS = 3
@@ -60,9 +61,11 @@ def check_pairs(
     ends, knocks, findings = _knock_everywhere(hosts, ends, doors=(), served=())
     closed = {knock.pair for knock in knocks if knock.outcome != pair_errand.OK}
     links = _measure(hosts, ends, closed | {(target, source) for source, target in closed}, depth)
-    findings += [*check_interfaces(ends), *check_ports(ends, knocks, ())]
-    findings += [*check_packet_size(ends, links), *check_round_trip(ends, links)]
-    findings += check_speed(ends, links)
+    findings += protect("interfaces", lambda: list(check_interfaces(ends)))
+    findings += protect("ports", lambda: list(check_ports(ends, knocks, ())))
+    findings += protect("packet-size", lambda: list(check_packet_size(ends, links)))
+    findings += protect("round-trip", lambda: list(check_round_trip(ends, links)))
+    findings += protect("speed", lambda: list(check_speed(ends, links)))
     return findings, _make_matrix(ends, links, closed)
 
 

@@ -11,7 +11,7 @@ from paceline.checks.gpu import GPU_CHECKS
 from paceline.checks.host import HOST_CHECKS
 from paceline.checks.patients import Examination, Patient, Reading, read_vitals
 from paceline.checks.surroundings import SURROUNDINGS_CHECKS
-from paceline.checks.verdicts import Verdict, as_findings, failure, listen, ok
+from paceline.checks.verdicts import Verdict, failure, ok, run_check
 from paceline.cluster.spec import Host
 from paceline.launch.facts import Facts
 from paceline.launch.hosts import Hosts
@@ -25,13 +25,14 @@ def check_vitals(name: str, python: str, problem: str) -> Iterator[Verdict]:
         Whether a small process of paceline's could read the host's details.
 
     Why it matters
-        Ranks are started in the same way: what stops this one stops them too.
+        Nothing more can be said of a host whose details are not known; what stops this process may stop ranks, too.
 
     How to mend it
-        What the line says; try the interpreter by hand on that host.
+        What the line says. The agent there runs, with the same interpreter.
     """
     if problem:
-        yield failure(f"a process there could not read the host's details: {problem}", f"On {name}:  {python} -V")
+        remedy = f"On {name}:  {python} -c 'import sysconfig'   (does it end by itself?)"
+        yield failure(f"a process there could not read the host's details: {problem}", remedy)
     else:
         yield ok("its details could be read")
 
@@ -74,6 +75,6 @@ def judge(patients: Sequence[Patient], *, needs_torch: bool = True) -> tuple[lis
     findings: list[Finding] = []
     for patient in patients:
         for function in (*HOST_CHECKS, *SURROUNDINGS_CHECKS, *GPU_CHECKS):
-            findings += as_findings(function, patient.name, listen(function, patient))
+            findings += run_check(function, patient.name, patient)
     comparison = compare_hosts(patients, needs_torch=needs_torch)
     return [*findings, *comparison.findings], comparison.rows

@@ -41,7 +41,14 @@ def skipped(why: str) -> Verdict:
     return Verdict(status="skipped", text=why)
 
 
-def listen(function: Callable[P, Iterable[Verdict]], *arguments: P.args, **named: P.kwargs) -> list[Verdict]:
+def run_check(
+    function: Callable[P, Iterable[Verdict]], where: str, *arguments: P.args, **named: P.kwargs
+) -> list[Finding]:
+    """All that a check says of a place."""
+    return as_findings(function, where, collect(function, *arguments, **named))
+
+
+def collect(function: Callable[P, Iterable[Verdict]], *arguments: P.args, **named: P.kwargs) -> list[Verdict]:
     """All that a check says. It may raise what it likes: that is a verdict, and those before it are kept."""
     verdicts: list[Verdict] = []
     try:
@@ -50,6 +57,12 @@ def listen(function: Callable[P, Iterable[Verdict]], *arguments: P.args, **named
     except Exception as error:  # noqa: BLE001  # whatever a check stumbles over
         verdicts.append(crashed(error))
     return verdicts
+
+
+def as_findings(function: Callable[..., Iterable[Verdict]], where: str, verdicts: Iterable[Verdict]) -> list[Finding]:
+    """The same under the name with which the function was registered by @check, and with its place."""
+    name = next(name for name, check in CHECKS.items() if check.function is function)
+    return [_as_finding(name, where, verdict) for verdict in verdicts]
 
 
 def crashed(error: Exception) -> Verdict:
@@ -65,14 +78,8 @@ def protect(name: str, call: Callable[[], list[Finding]]) -> list[Finding]:
     except InterruptedEarlyError:
         raise
     except Exception as error:  # noqa: BLE001  # whatever it stumbles over
-        verdict = crashed(error)
-        return [Finding(check=name, status=verdict.status, where="", text=verdict.text)]
+        return [_as_finding(name, "", crashed(error))]
 
 
-def as_findings(function: Callable[..., Iterable[Verdict]], where: str, verdicts: Iterable[Verdict]) -> list[Finding]:
-    """The same under the name with which the function was registered by @check, and with its place."""
-    name = next(name for name, check in CHECKS.items() if check.function is function)
-    return [
-        Finding(check=name, status=verdict.status, where=where, text=verdict.text, remedy=verdict.remedy)
-        for verdict in verdicts
-    ]
+def _as_finding(name: str, where: str, verdict: Verdict) -> Finding:
+    return Finding(check=name, status=verdict.status, where=where, text=verdict.text, remedy=verdict.remedy)

@@ -19,7 +19,8 @@ from paceline.launch import protocol
 from paceline.launch.hosts import Hosts, InterruptedEarlyError
 from paceline.launch.transport import Closed, Received, Signalled
 
-_numbers = itertools.count()
+_numbers = itertools.count(-1, -1)
+"""No rank's: an errand that was given up may end while ranks run."""
 _END_OF_STREAM = b"\nnull\n"
 """What an errand's process prints last where `main` gives None."""
 _KEPT_ERRORS_BYTES = 10_000

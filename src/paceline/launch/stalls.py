@@ -89,13 +89,16 @@ def explain(hosts: Sequence[str], stalled: Mapping[int, RankStalled], ended: Map
         return []
     since_s = min(event.since_s for event in stalled.values() if event.waits or not waits)
     cause = _cause(hosts, stalled, ended, unheard)
-    lines = [f"nothing has moved for {since_s:.0f} s: {cause}", *_describe_groups(hosts, stalled)]
+    groups = list(_describe_groups(hosts, stalled))
+    lines = groups[:_MOST_LINES]
+    if len(groups) > _MOST_LINES:
+        lines.append(f"and {len(groups) - _MOST_LINES} more groups of ranks, each in another place")
     for steps in sorted(set(ended.values()), key=str):
         ranks = [rank for rank in sorted(ended) if ended[rank] == steps]
         lines.append(f"{name_ranks(ranks, hosts)} {_have(ranks)} ended{_after(steps or 0)}")
     if unheard:
         lines.append(f"{name_ranks(unheard, hosts)}: nothing heard: not come so far, moving, or unable to report")
-    return [lines[0], *(f"  {line}" for line in lines[1 : _MOST_LINES + 1])]
+    return [f"nothing has moved for {since_s:.0f} s: {cause}", *(f"  {line}" for line in lines)]
 
 
 def name_ranks(ranks: Sequence[int], hosts: Sequence[str]) -> str:

@@ -91,9 +91,9 @@ def _watch(stall_s: float, folder: str, main_thread: int) -> None:
     stillness = Stillness(stall_s=stall_s, period_s=period_s)
     clock = time.pthread_getcpuclockid(main_thread)
     moved_cpu_s = 0.0
-    with contextlib.suppress(Exception):
-        while True:
-            time.sleep(period_s)
+    while True:
+        time.sleep(period_s)
+        with contextlib.suppress(Exception):  # what this turn stumbled over may be gone by the next
             counts = (count_steps(), tuple(_count_collectives()))
             match stillness.look(time.monotonic(), counts):
                 case "moving":
