@@ -9,6 +9,7 @@ import pty
 import select
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -55,6 +56,17 @@ def test_success(tmp_path: Path) -> None:
     kinds = [event["kind"] for event in ended.events()]
     assert kinds[0] == "run_started" and kinds[-1] == "run_ended"
     assert sorted(kinds[1:-1]) == sorted(["rank_started", "rank_finished", "rank_exited"] * 2)
+
+
+def test_a_look_that_is_given_up_is_none_of_the_ranks(tmp_path: Path) -> None:
+    """Its processes end while ranks run, and their ends and words must not be taken for a rank's."""
+    (tmp_path / "train.py").write_text("import time; time.sleep(1.5); print('trained')")
+    hurry = "import paceline.checks.patients as p; p.QUICK_LIMIT_S = 0.0; from paceline.cli import main; main()"
+    command = [sys.executable, "-c", hurry, "run", *TWO, "train.py"]
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=40)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[localhost:0] trained", "[localhost:1] trained"]
 
 
 def test_an_exit_code_names_the_rank(tmp_path: Path) -> None:

@@ -182,6 +182,8 @@ class _Conductor:
 
     def _on_message(self, host: int, message: protocol.Message, payload: bytes) -> None:
         match message:
+            case protocol.Output(rank=number) | protocol.RankEnded(rank=number) if number < 0:
+                return  # an errand of the look before the run, which was given up
             case protocol.Output():
                 self._logs.feed(message.rank, message.stream, payload)
             case protocol.RankSaid():
