@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.checks.patients import Patient
-from paceline.checks.vitals import Vitals
+from paceline.checks.details import Details
+from paceline.checks.host_states import HostState
 from paceline.launch.facts import Facts
 
 GB = 10**9
@@ -27,7 +27,7 @@ FACTS = Facts(
     interfaces=[],
 )
 DISK = {"path": "/home/u", "free": 100 * GB, "total": 200 * GB, "free_inodes": 10**6, "inodes": 10**7}
-VITALS = Vitals(
+DETAILS = Details(
     environment="venv",
     prefix="/home/u/venv",
     can_install=True,
@@ -74,27 +74,27 @@ GPU = {
 }
 
 
-def make_patient(
-    name: str = "bob", *, facts: dict[str, Any] | None = None, slots: int = 1, num_gpus: int = 0, **vitals: Any
-) -> Patient:
-    """A healthy host without a GPU, with these of its vitals changed; a dict changes that part of a dict."""
+def make_state(
+    name: str = "bob", *, facts: dict[str, Any] | None = None, slots: int = 1, num_gpus: int = 0, **details: Any
+) -> HostState:
+    """A healthy host without a GPU, with these of its details changed; a dict changes that part of a dict."""
     own = {"hostname": name, "boot_id": f"boot of {name}", "machine_id": f"machine of {name}"}
-    changes = {key: _merged(getattr(VITALS, key), value) for key, value in {**own, **vitals}.items()}
-    return Patient(
+    changes = {key: _merged(getattr(DETAILS, key), value) for key, value in {**own, **details}.items()}
+    return HostState(
         name=name,
         facts=FACTS.replace(hostname=name, **(facts or {})),
-        vitals=VITALS.replace(**changes),
+        details=DETAILS.replace(**changes),
         clock_ahead_s=(-0.1, 0.1),
         slots=slots,
         num_gpus=num_gpus,
     )
 
 
-def make_gpu_patient(name: str = "bob", *, facts: dict[str, Any] | None = None, **vitals: Any) -> Patient:
+def make_gpu_state(name: str = "bob", *, facts: dict[str, Any] | None = None, **details: Any) -> HostState:
     """A healthy host with two cards."""
-    vitals = {**vitals, "gpu": {**GPU, **vitals.get("gpu", {})}}
-    num_gpus = vitals.pop("num_gpus", 2)
-    return make_patient(name, facts={"gpus": TWO_CARDS, **(facts or {})}, slots=2, num_gpus=num_gpus, **vitals)
+    details = {**details, "gpu": {**GPU, **details.get("gpu", {})}}
+    num_gpus = details.pop("num_gpus", 2)
+    return make_state(name, facts={"gpus": TWO_CARDS, **(facts or {})}, slots=2, num_gpus=num_gpus, **details)
 
 
 def _merged(before: Any, change: Any) -> Any:

@@ -7,116 +7,116 @@ from typing import Any
 
 import pytest
 
-from made_up_hosts import GB, make_gpu_patient, make_patient
+from made_up_hosts import GB, make_gpu_state, make_state
 from paceline.checks import differences
 from paceline.checks.differences import compare_hosts
 from paceline.checks.findings import Finding
-from paceline.checks.patients import Patient
+from paceline.checks.host_states import HostState
 
-ALICE = make_patient("alice")
+ALICE = make_state("alice")
 TITAN = ["NVIDIA TITAN V"] * 2
 
 
-def speak_up(*patients: Patient) -> list[Finding]:
-    return [finding for finding in compare_hosts(patients).findings if finding.status not in ("ok", "skipped")]
+def speak_up(*states: HostState) -> list[Finding]:
+    return [finding for finding in compare_hosts(states).findings if finding.status not in ("ok", "skipped")]
 
 
 @pytest.mark.parametrize(
-    "patients",
+    "states",
     [
         [ALICE],
-        [ALICE, make_patient("bob"), make_patient("carol")],
-        [ALICE, make_patient("bob", facts={"python_version": "3.11.2"})],
-        [make_gpu_patient("alice"), make_gpu_patient("bob", gpu={"driver": "580.65.06"})],
-        [ALICE, make_patient("bob", boot_id=ALICE.vitals.boot_id, machine_id=ALICE.vitals.machine_id)],  # containers
-        [ALICE, make_patient("bob", variables={"NCCL_SOCKET_IFNAME": "eth1", "LD_LIBRARY_PATH": "/opt"})],
-        [ALICE, make_patient("bob", time_zone="+0000", environment="conda")],
+        [ALICE, make_state("bob"), make_state("carol")],
+        [ALICE, make_state("bob", facts={"python_version": "3.11.2"})],
+        [make_gpu_state("alice"), make_gpu_state("bob", gpu={"driver": "580.65.06"})],
+        [ALICE, make_state("bob", boot_id=ALICE.details.boot_id, machine_id=ALICE.details.machine_id)],  # containers
+        [ALICE, make_state("bob", variables={"NCCL_SOCKET_IFNAME": "eth1", "LD_LIBRARY_PATH": "/opt"})],
+        [ALICE, make_state("bob", time_zone="+0000", environment="conda")],
     ],
 )
-def test_alike_enough(patients: list[Patient]) -> None:
-    assert speak_up(*patients) == []
+def test_alike_enough(states: list[HostState]) -> None:
+    assert speak_up(*states) == []
 
 
-def with_import(name: str, patient: str, version: str | None, *, found: bool = True) -> Patient:
-    return make_patient(patient, imports={name: {"found": found, "version": version}})
+def with_import(name: str, state: str, version: str | None, *, found: bool = True) -> HostState:
+    return make_state(state, imports={name: {"found": found, "version": version}})
 
 
 SETTING = {"variables": {"NCCL_ALGO": "Tree"}}
 DATA: dict[str, Any] = {"path": "/data", "files": 10, "bytes": GB, "is_complete": True}
 
-CASES: list[tuple[list[Patient], str, str, str, str]] = [
+CASES: list[tuple[list[HostState], str, str, str, str]] = [
     (
-        [ALICE, make_patient("bob", facts={"python_version": "3.12.1"})],
+        [ALICE, make_state("bob", facts={"python_version": "3.12.1"})],
         "same-python",
         "failure",
         "Python 3.11.7 on alice, 3.12.1 on bob",
         "for bob name a Python 3.11",
     ),
     (
-        [ALICE, make_patient("bob", facts={"torch_version": "2.12.1"}), make_patient("carol")],
+        [ALICE, make_state("bob", facts={"torch_version": "2.12.1"}), make_state("carol")],
         "same-torch",
         "failure",
         "torch 2.13.0+cu128 on alice and carol, 2.12.1 on bob",
         "paceline env sync -H bob --from alice",
     ),
     (
-        [make_patient("alice", facts={"torch_version": None}), make_patient("bob")],
+        [make_state("alice", facts={"torch_version": None}), make_state("bob")],
         "same-torch",
         "failure",
         "torch 2.13.0+cu128 on bob, none on alice",
         "paceline env sync -H alice --from bob",
     ),
     (
-        [make_patient("alice", facts={"torch_version": None})],
+        [make_state("alice", facts={"torch_version": None})],
         "same-torch",
         "failure",
         "no torch on alice",
         "-m pip install torch",
     ),
     (
-        [make_gpu_patient("alice"), make_gpu_patient("bob", torch_cuda="12.6")],
+        [make_gpu_state("alice"), make_gpu_state("bob", torch_cuda="12.6")],
         "same-torch",
         "warning",
         "CUDA 12.8 on alice, 12.6 on bob",
         "paceline env sync -H bob --from alice",
     ),
     (
-        [make_gpu_patient("alice"), make_patient("bob")],
+        [make_gpu_state("alice"), make_state("bob")],
         "same-gpus",
         "failure",
         "GPUs 2 on alice, 0 on bob",
         "leave out bob",
     ),
     (
-        [dataclasses.replace(make_gpu_patient("alice"), slots=4)],
+        [dataclasses.replace(make_gpu_state("alice"), slots=4)],
         "same-gpus",
         "failure",
         "slots per GPU 4 on 2 on alice",
         "alice:2",
     ),
     (
-        [make_gpu_patient("alice"), make_gpu_patient("bob", facts={"gpus": TITAN})],
+        [make_gpu_state("alice"), make_gpu_state("bob", facts={"gpus": TITAN})],
         "same-gpus",
         "warning",
         "GPU models 2 × NVIDIA GeForce RTX 3090 on alice, 2 × NVIDIA TITAN V on bob",
         "leave the slower host out",
     ),
     (
-        [make_gpu_patient("alice"), make_gpu_patient("bob", packages={"nvidia-nccl-cu12": "2.21.5"})],
+        [make_gpu_state("alice"), make_gpu_state("bob", packages={"nvidia-nccl-cu12": "2.21.5"})],
         "same-packages",
         "failure",
         "NCCL 2.27.3 on alice, 2.21.5 on bob",
         "paceline env sync -H bob --from alice",
     ),
     (
-        [make_gpu_patient("alice"), make_gpu_patient("bob", packages={"nvidia-cudnn-cu12": "8.9.7"})],
+        [make_gpu_state("alice"), make_gpu_state("bob", packages={"nvidia-cudnn-cu12": "8.9.7"})],
         "same-packages",
         "warning",
         "cuDNN 9.10.2.21 on alice, 8.9.7 on bob",
         "paceline env sync -H bob --from alice",
     ),
     (
-        [ALICE, make_patient("bob", packages={"numpy": "1.26.4"})],
+        [ALICE, make_state("bob", packages={"numpy": "1.26.4"})],
         "same-packages",
         "warning",
         "numpy 2.4.6 on alice, 1.26.4 on bob",
@@ -137,28 +137,28 @@ CASES: list[tuple[list[Patient], str, str, str, str]] = [
         "/home/u/venv/bin/python -m pip install einops",
     ),
     (
-        [ALICE, make_patient("bob", **SETTING)],
+        [ALICE, make_state("bob", **SETTING)],
         "same-settings",
         "failure",
         "NCCL_ALGO not set on alice, Tree on bob",
         "paceline run --env NCCL_ALGO=Tree ...",
     ),
     (
-        [ALICE, make_patient("bob", nccl_conf={"NCCL_IB_DISABLE": "1 (/etc/nccl.conf)"})],
+        [ALICE, make_state("bob", nccl_conf={"NCCL_IB_DISABLE": "1 (/etc/nccl.conf)"})],
         "same-settings",
         "warning",
         "NCCL_IB_DISABLE not set on alice, 1 on bob",
         "paceline run --env NCCL_IB_DISABLE=1 ...",
     ),
     (
-        [ALICE, dataclasses.replace(make_patient("bob"), clock_ahead_s=(-62.1, -61.9))],
+        [ALICE, dataclasses.replace(make_state("bob"), clock_ahead_s=(-62.1, -61.9))],
         "clocks",
         "warning",
         "clocks differ: bob is 62.0 s behind (± 0.1 s)",
         "On bob:  timedatectl set-ntp true",
     ),
     (
-        [make_patient("localhost", hostname="vm", boot_id="1"), make_patient("127.0.0.1", hostname="vm", boot_id="1")],
+        [make_state("localhost", hostname="vm", boot_id="1"), make_state("127.0.0.1", hostname="vm", boot_id="1")],
         "one-machine-each",
         "warning",
         "localhost and 127.0.0.1 are one machine",
@@ -166,8 +166,8 @@ CASES: list[tuple[list[Patient], str, str, str, str]] = [
     ),
     (
         [
-            make_gpu_patient("alice", hostname="vm", boot_id="1"),
-            make_gpu_patient("bob", hostname="vm", boot_id="1", namespaces={"ipc": "2"}),
+            make_gpu_state("alice", hostname="vm", boot_id="1"),
+            make_gpu_state("bob", hostname="vm", boot_id="1", namespaces={"ipc": "2"}),
         ],
         "one-machine-each",
         "failure",
@@ -175,21 +175,21 @@ CASES: list[tuple[list[Patient], str, str, str, str]] = [
         "docker run --hostname NEW-NAME",
     ),
     (
-        [ALICE, make_patient("bob", hostname="alice")],
+        [ALICE, make_state("bob", hostname="alice")],
         "one-machine-each",
         "warning",
         "both call themselves alice",
         "On bob:  hostnamectl set-hostname NEW-NAME",
     ),
     (
-        [ALICE, make_patient("bob", machine_id=ALICE.vitals.machine_id)],
+        [ALICE, make_state("bob", machine_id=ALICE.details.machine_id)],
         "one-machine-each",
         "warning",
         "have one machine id",
         "systemd-machine-id-setup",
     ),
     (
-        [make_patient("alice", data={**DATA, "files": 9, "bytes": GB - 1}), make_patient("bob", data=DATA)],
+        [make_state("alice", data={**DATA, "files": 9, "bytes": GB - 1}), make_state("bob", data=DATA)],
         "same-data",
         "warning",
         "data 9 files, 1000.0 MB on alice, 10 files, 1.0 GB on bob",
@@ -198,11 +198,11 @@ CASES: list[tuple[list[Patient], str, str, str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("patients", "check", "status", "text", "remedy"), CASES)
+@pytest.mark.parametrize(("states", "check", "status", "text", "remedy"), CASES)
 def test_each_difference_and_the_line_that_mends_it(
-    patients: list[Patient], check: str, status: str, text: str, remedy: str
+    states: list[HostState], check: str, status: str, text: str, remedy: str
 ) -> None:
-    [found] = speak_up(*patients)
+    [found] = speak_up(*states)
     assert (found.check, found.status) == (check, status)
     assert text in found.text and remedy in found.remedy, found
 
@@ -213,13 +213,13 @@ def test_every_check_has_a_case() -> None:
 
 
 def test_rows_have_a_value_for_each_host() -> None:
-    rows = {row.what: row for row in compare_hosts([ALICE, make_patient("bob", packages={"numpy": "1.26.4"})]).rows}
+    rows = {row.what: row for row in compare_hosts([ALICE, make_state("bob", packages={"numpy": "1.26.4"})]).rows}
     assert rows["numpy"].values == ("2.4.6", "1.26.4") and rows["numpy"].status == "warning"
     assert rows["torch"].values == ("2.13.0+cu128",) * 2 and rows["torch"].status == "ok"
 
 
 def test_a_command_needs_no_torch() -> None:
-    bare = [make_patient(name, facts={"torch_version": None}, torch_version=None) for name in ("alice", "bob")]
+    bare = [make_state(name, facts={"torch_version": None}, torch_version=None) for name in ("alice", "bob")]
     found = compare_hosts(bare, needs_torch=False).findings
     assert all(finding.status in ("ok", "skipped") for finding in found)
 
@@ -231,16 +231,16 @@ def test_a_module_whose_version_is_not_known_is_no_difference() -> None:
 
 
 def test_a_clock_that_could_be_right_is_not_blamed() -> None:
-    slow_to_answer = dataclasses.replace(make_patient("bob"), clock_ahead_s=(-3.0, 0.5))
+    slow_to_answer = dataclasses.replace(make_state("bob"), clock_ahead_s=(-3.0, 0.5))
     assert speak_up(ALICE, slow_to_answer) == []
 
 
 def test_two_containers_told_apart_for_nccl() -> None:
-    one = make_gpu_patient("alice", hostname="vm", boot_id="1", variables={"NCCL_HOSTID": "a"})
-    two = make_gpu_patient("bob", hostname="vm", boot_id="1", namespaces={"ipc": "2"}, variables={"NCCL_HOSTID": "b"})
+    one = make_gpu_state("alice", hostname="vm", boot_id="1", variables={"NCCL_HOSTID": "a"})
+    two = make_gpu_state("bob", hostname="vm", boot_id="1", namespaces={"ipc": "2"}, variables={"NCCL_HOSTID": "b"})
     assert "failure" not in {finding.status for finding in speak_up(one, two)}
 
 
 def test_data_too_large_to_count_is_skipped() -> None:
-    patients = [make_patient(name, data={**DATA, "is_complete": False}) for name in ("alice", "bob")]
-    assert "could be counted" in compare_hosts(patients).findings[-1].text
+    states = [make_state(name, data={**DATA, "is_complete": False}) for name in ("alice", "bob")]
+    assert "could be counted" in compare_hosts(states).findings[-1].text

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from made_up_hosts import make_gpu_patient, make_patient
-from paceline.checks import examine, patients, quick, vitals
+from made_up_hosts import make_gpu_state, make_state
+from paceline.checks import details, examine, host_states, quick
 from paceline.checks.examine import CheckOptions
 from paceline.checks.findings import CHECKS
-from paceline.checks.patients import Patient
-from paceline.checks.quick import judge, quick_findings
-from paceline.checks.verdicts import Verdict, protect
+from paceline.checks.host_states import HostState
+from paceline.checks.quick import check_states, quick_findings
+from paceline.checks.results import Result, catch_crash
 from paceline.cluster.spec import Host, parse_hosts
 from paceline.errors import HostError
 from paceline.launch.errands import Reply
@@ -26,20 +26,20 @@ from paceline.network.wires import Wire
 
 
 def test_two_healthy_hosts() -> None:
-    findings, rows = judge([make_gpu_patient("alice"), make_gpu_patient("bob")])
+    findings, rows = check_states([make_gpu_state("alice"), make_gpu_state("bob")])
     assert {finding.status for finding in findings} == {"ok"}
     assert {row.what for row in rows} >= {"Python", "torch", "GPU models", "NCCL", "numpy", "clock"}
     assert {finding.where for finding in findings} == {"alice", "bob", ""}
 
 
 def test_a_check_that_breaks_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    def look(patient: Patient) -> Iterator[Verdict]:
+    def look(state: HostState) -> Iterator[Result]:
         raise RuntimeError("first line\nlast line")
 
     load = CHECKS["load"]
     monkeypatch.setitem(CHECKS, "load", type(load)(name="load", title="", sections={}, function=look))
     monkeypatch.setattr(quick, "HOST_CHECKS", (look,))
-    findings, _ = judge([make_patient()])
+    findings, _ = check_states([make_state()])
     broken = [finding for finding in findings if finding.status == "crashed"]
     assert [(finding.check, finding.where, finding.text) for finding in broken] == [
         ("load", "bob", "the check itself broke: RuntimeError: last line")
@@ -51,14 +51,14 @@ def test_a_larger_part_that_breaks() -> None:
     def breaks() -> list[object]:
         raise KeyError("x")
 
-    [finding] = protect("wires", breaks)  # type: ignore[arg-type]
+    [finding] = catch_crash("wires", breaks)  # type: ignore[arg-type]
     assert (finding.check, finding.status) == ("wires", "crashed") and "KeyError" in finding.text
 
     def interrupted() -> list[object]:
         raise InterruptedEarlyError(2)
 
     with pytest.raises(InterruptedEarlyError):
-        protect("wires", interrupted)  # type: ignore[arg-type]
+        catch_crash("wires", interrupted)  # type: ignore[arg-type]
 
 
 def test_the_clock_lies_between_question_and_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,13 +66,13 @@ def test_the_clock_lies_between_question_and_answer(monkeypatch: pytest.MonkeyPa
     hosts = Hosts(parse_hosts("alice,bob"), queue.SimpleQueue())
     hosts.clock_offset_s = [-400.0, -400.0]
     monotonic = iter([50.0, 58.0])
-    monkeypatch.setattr(patients.time, "time", lambda: 1000.0)
-    monkeypatch.setattr(patients.time, "monotonic", lambda: next(monotonic))
-    right = make_patient(wall_s=1001.0, monotonic_s=451.0).vitals.as_dict()
-    monkeypatch.setattr(patients, "run_errands", lambda *_, **__: [Reply(value=right), Reply(problem="it hung")])
-    alice, bob = patients.read_vitals(hosts, patients.Examination())
+    monkeypatch.setattr(host_states.time, "time", lambda: 1000.0)
+    monkeypatch.setattr(host_states.time, "monotonic", lambda: next(monotonic))
+    right = make_state(wall_s=1001.0, monotonic_s=451.0).details.as_dict()
+    monkeypatch.setattr(host_states, "run_errands", lambda *_, **__: [Reply(value=right), Reply(problem="it hung")])
+    alice, bob = host_states.read_details(hosts, host_states.DetailsQuery())
     assert alice.clock_ahead_s == pytest.approx((0.0, 1.0)), "not -7 to 1, as the time of all answers would say"
-    assert bob.vitals is None and bob.problem == "it hung"
+    assert bob.details is None and bob.problem == "it hung"
 
 
 def test_slots_that_can_not_be() -> None:
@@ -82,7 +82,7 @@ def test_slots_that_can_not_be() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "status", "text", "remedy"),
+    ("results", "status", "text", "remedy"),
     [
         (examine.check_reachable(None), "ok", "the agent work", ""),
         (
@@ -91,8 +91,8 @@ def test_slots_that_can_not_be() -> None:
             "ssh",
             "ssh-",
         ),
-        (quick.check_vitals("bob", "/py", ""), "ok", "could be read", ""),
-        (quick.check_vitals("bob", "/py", "no answer within 5 s"), "failure", "no answer", "On bob:  /py -c"),
+        (quick.check_details("bob", "/py", ""), "ok", "could be read", ""),
+        (quick.check_details("bob", "/py", "no answer within 5 s"), "failure", "no answer", "On bob:  /py -c"),
         (examine.check_slots("2 slots: one per GPU", ""), "ok", "2 slots", ""),
         (examine.check_slots("", "gpus=5 was asked for"), "failure", "gpus=5", "hostfile"),
         (
@@ -103,9 +103,9 @@ def test_slots_that_can_not_be() -> None:
         ),
     ],
 )
-def test_its_own_checks(verdicts: Iterator[Verdict], status: str, text: str, remedy: str) -> None:
-    [verdict] = verdicts
-    assert verdict.status == status and text in verdict.text and remedy in verdict.remedy
+def test_its_own_checks(results: Iterator[Result], status: str, text: str, remedy: str) -> None:
+    [result] = results
+    assert result.status == status and text in result.text and remedy in result.remedy
 
 
 @pytest.mark.launcher
@@ -115,7 +115,7 @@ class TestHere:
     def test_the_hosts_that_can_be_opened(self) -> None:
         hosts = (Host(name="localhost"), Host(name="127.0.0.1", python="/no/such/python"))
         found = examine.examine(CheckOptions(hosts=hosts, depth="quick"))
-        assert [patient.name for patient in found.patients] == ["localhost"]
+        assert [state.name for state in found.states] == ["localhost"]
         failures = [finding for finding in found.findings if finding.status == "failure"]
         assert [(finding.check, finding.where) for finding in failures] == [("reachable", "127.0.0.1")]
         assert "there is no Python at /no/such/python" in failures[0].text and "--python PATH" in failures[0].remedy
@@ -134,7 +134,7 @@ class TestHere:
     def test_none_can_be_opened(self) -> None:
         options = CheckOptions(hosts=(Host(name="localhost"),), python="/no/such/python")
         found = examine.examine(options)
-        assert not found.patients and [finding.status for finding in found.findings] == ["failure"]
+        assert not found.states and [finding.status for finding in found.findings] == ["failure"]
 
     def test_findings_for_the_start_of_a_run(self) -> None:
         with open_hosts(parse_hosts("localhost"), queue.SimpleQueue()) as hosts:
@@ -144,10 +144,10 @@ class TestHere:
         assert lacking.text == "the script imports no_such_module, which no host has"
         assert findings[0] is lacking, "the worst first"
 
-    def test_vitals_of_this_machine(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_details_of_this_machine(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("NCCL_ALGO", "Tree")
         before = threading.active_count()
-        found = vitals.Vitals(**vitals.main({"run": "", "imports": ["json"], "data": None, "resolve_limit_s": 3.0}))
+        found = details.Details(**details.main({"run": "", "imports": ["json"], "data": None, "resolve_limit_s": 3.0}))
         assert found.variables["NCCL_ALGO"] == "Tree" and found.imports["json"]["found"]
         assert found.memory["total"] > 0 and found.disks["state"]["total"] > 0 and found.limits["nofile"][0] != 0
         assert found.hostname and found.boot_id and found.packages["pytest"]

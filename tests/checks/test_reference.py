@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 from paceline.checks.findings import CHECKS
@@ -29,3 +31,9 @@ def test_one_check() -> None:
     assert told is not None and told.startswith("shared-memory: Room in /dev/shm.\n\nWhat it looks at\n  The size of")
     assert "\nHow to mend it\n  `mount -o remount" in told
     assert describe("no-such-check") is None
+
+
+def test_all_checks_are_there_whatever_was_imported_before() -> None:
+    code = "from paceline.checks.reference import describe; print(bool(describe('disk') and describe('own-workers')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    assert done.stdout == "True\n", done.stderr

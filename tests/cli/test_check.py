@@ -14,19 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from made_up_hosts import make_gpu_patient, make_patient
+from made_up_hosts import make_gpu_state, make_state
 from paceline.checks.examine import Examined
 from paceline.checks.findings import Finding, Status, worst_first
-from paceline.checks.quick import judge
+from paceline.checks.quick import check_states
 from paceline.cli import findings as render
 
 PACELINE = str(Path(sys.executable).parent / "paceline")
 Golden = Callable[[str, str], None]
-PATIENTS = (
-    make_gpu_patient("alice"),
-    make_gpu_patient("bob", facts={"torch_version": "2.12.1+cu128"}, shm={"total": 10**6, "free": 10**6}),
-    make_gpu_patient("a-host-with-a-long-name", encoding="latin-1", limits={"nofile": [512, 512]}),
-    make_gpu_patient("carol", limits={"nofile": [512, 512]}, gpu={"errors": None}),
+STATES = (
+    make_gpu_state("alice"),
+    make_gpu_state("bob", facts={"torch_version": "2.12.1+cu128"}, shm={"total": 10**6, "free": 10**6}),
+    make_gpu_state("a-host-with-a-long-name", encoding="latin-1", limits={"nofile": [512, 512]}),
+    make_gpu_state("carol", limits={"nofile": [512, 512]}, gpu={"errors": None}),
 )
 
 
@@ -40,26 +40,26 @@ def make_finding(status: Status, where: str, text: str, remedy: str = "") -> Fin
 
 
 def test_four_hosts_in_need_of_a_hand(golden: Golden) -> None:
-    findings, _ = judge(PATIENTS)
-    table = "\n".join(render.table(PATIENTS))
+    findings, _ = check_states(STATES)
+    table = "\n".join(render.table(STATES))
     assert all(len(line) <= 80 for line in table.splitlines())
     golden("check.txt", f"{table}\n\n{shown(worst_first(findings), num_hosts=4)}")
 
 
 def test_a_healthy_pair_is_one_line() -> None:
-    findings, _ = judge([make_patient("alice"), make_patient("bob")])
+    findings, _ = check_states([make_state("alice"), make_state("bob")])
     assert re.fullmatch(r"✓ \d+ checks on 2 hosts and 1 link are fine\n", shown(findings))
 
 
 def test_verbose_lists_what_is_fine() -> None:
-    findings, _ = judge([make_patient("alice")])
+    findings, _ = check_states([make_state("alice")])
     text = shown(findings, is_verbose=True, num_hosts=1)
     assert "✓ alice: text is read as UTF-8" in text
     assert re.search(r"✓ \d+ checks on 1 host are fine\n$", text)
 
 
 def test_what_could_not_be_made_is_counted() -> None:
-    findings, _ = judge([make_gpu_patient("alice", gpu={"errors": None})])
+    findings, _ = check_states([make_gpu_state("alice", gpu={"errors": None})])
     assert shown(findings, num_hosts=1).endswith(" are fine, 1 could not be made (-v lists them)\n")
     text = shown(findings, is_verbose=True, num_hosts=1)
     assert "- alice: the kernel's log may be read by root only\n" in text
@@ -96,8 +96,8 @@ def test_colours() -> None:
 
 
 def test_json() -> None:
-    findings, rows = judge(PATIENTS)
-    record = json.loads(render.as_json(Examined(patients=PATIENTS, rows=rows, findings=tuple(findings)), 2))
+    findings, rows = check_states(STATES)
+    record = json.loads(render.as_json(Examined(states=STATES, rows=rows, findings=tuple(findings)), 2))
     assert record["exit_code"] == 2 and [host["name"] for host in record["hosts"]][:2] == ["alice", "bob"]
     [torch] = [row for row in record["differences"] if row["what"] == "torch"]
     assert torch["values"] == ["2.13.0+cu128", "2.12.1+cu128", "2.13.0+cu128", "2.13.0+cu128"]

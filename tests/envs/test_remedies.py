@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 from made_up_packages import installed, inventory
 
-from made_up_hosts import FACTS, VITALS
-from paceline.checks.patients import Reading
+from made_up_hosts import DETAILS, FACTS
+from paceline.checks.host_states import Reading
 from paceline.cli.env import app
 from paceline.cluster.spec import parse_hosts
 from paceline.envs import job, sync, table
@@ -73,10 +73,10 @@ def test_a_source_that_cannot_say_what_it_has(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_host_that_cannot_tell_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     readings = [
-        Reading(vitals=VITALS, clock_ahead_s=(0.0, 0.1)),
-        Reading(vitals=None, clock_ahead_s=(0.0, 0.0), problem="it hung"),
+        Reading(details=DETAILS, clock_ahead_s=(0.0, 0.1)),
+        Reading(details=None, clock_ahead_s=(0.0, 0.0), problem="it hung"),
     ]
-    monkeypatch.setattr(table, "read_vitals", lambda *_: readings)
+    monkeypatch.setattr(table, "read_details", lambda *_: readings)
     with pytest.raises(HostError, match="bob: a process there could not read its details: it hung") as raised:
         table.meet(OPENED)
     assert raised.value.hint == "paceline check -H bob"

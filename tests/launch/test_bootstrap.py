@@ -220,7 +220,7 @@ def test_what_runs_on_hosts_travels_whole(tmp_path: Path) -> None:
         (tmp_path / path).write_text(text, encoding="utf-8")
     errands = [path for path in files if "/checks/" in path or "/envs/" in path]
     modules = [path.removesuffix(".py").replace("/", ".") for path in errands if "__init__" not in path]
-    assert "paceline.checks.vitals" in modules and "paceline.checks.examine" not in modules
+    assert "paceline.checks.details" in modules and "paceline.checks.examine" not in modules
     code = (
         "import sys, importlib, types\n"
         "sys.path.insert(0, sys.argv[1])\n"

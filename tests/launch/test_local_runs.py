@@ -61,7 +61,7 @@ def test_success(tmp_path: Path) -> None:
 def test_a_look_that_is_given_up_is_none_of_the_ranks(tmp_path: Path) -> None:
     """Its processes end while ranks run, and their ends and words must not be taken for a rank's."""
     (tmp_path / "train.py").write_text("import time; time.sleep(1.5); print('trained')")
-    hurry = "import paceline.checks.patients as p; p.QUICK_LIMIT_S = 0.0; from paceline.cli import main; main()"
+    hurry = "import paceline.checks.host_states as p; p.QUICK_LIMIT_S = 0.0; from paceline.cli import main; main()"
     command = [sys.executable, "-c", hurry, "run", *TWO, "train.py"]
     env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=40)

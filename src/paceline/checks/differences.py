@@ -1,4 +1,4 @@
-"""What differs between hosts. Pure: patients in; a row of the table is a verdict that knows each host's value.
+"""What differs between hosts. Pure: states in; a row of the table is a result that knows each host's value.
 
 What stops a run because of versions and GPUs is decided in launch/compare.py, for `paceline run` and for this table.
 """
@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from paceline.checks.findings import Finding, Status, check
+from paceline.checks.host_states import HostState
 from paceline.checks.identities import check_one_machine_each
-from paceline.checks.patients import Patient
-from paceline.checks.verdicts import Verdict, as_findings, collect
+from paceline.checks.results import Result, as_findings, collect
 from paceline.launch.compare import Difference, compare_facts
 from paceline.units import format_bytes
 
@@ -28,7 +28,7 @@ _THERE = "there"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Row(Verdict):
+class Row(Result):
     """One line of the table. Its status is the mark: a failure stops the run, a warning is worth a look."""
 
     what: str
@@ -44,32 +44,32 @@ class Comparison:
     findings: tuple[Finding, ...]
 
 
-def compare_hosts(patients: Sequence[Patient], *, needs_torch: bool = True) -> Comparison:
+def compare_hosts(states: Sequence[HostState], *, needs_torch: bool = True) -> Comparison:
     """All rows and all findings. One host alone is compared as well: it may lack something by itself."""
     rows: list[Row] = []
     findings: list[Finding] = []
-    stops = _find_stops(patients, needs_torch=needs_torch)
-    found = [(function, collect(function, patients, stops)) for function in STOPPING_CHECKS]
-    found += [(function, collect(function, patients)) for function in OTHER_CHECKS]
-    for function, verdicts in found:
-        rows += [verdict for verdict in verdicts if isinstance(verdict, Row)]
-        findings += as_findings(function, "", verdicts)
+    stops = _find_stops(states, needs_torch=needs_torch)
+    found = [(function, collect(function, states, stops)) for function in STOPPING_CHECKS]
+    found += [(function, collect(function, states)) for function in OTHER_CHECKS]
+    for function, results in found:
+        rows += [result for result in results if isinstance(result, Row)]
+        findings += as_findings(function, "", results)
     return Comparison(rows=tuple(rows), findings=tuple(findings))
 
 
-def _find_stops(patients: Sequence[Patient], *, needs_torch: bool) -> dict[str, Difference]:
+def _find_stops(states: Sequence[HostState], *, needs_torch: bool) -> dict[str, Difference]:
     found = compare_facts(
-        [patient.name for patient in patients],
-        [patient.facts for patient in patients],
-        [patient.slots for patient in patients],
-        num_gpus=[patient.num_gpus for patient in patients],
+        [state.name for state in states],
+        [state.facts for state in states],
+        [state.slots for state in states],
+        num_gpus=[state.num_gpus for state in states],
         needs_torch=needs_torch,
     )
     return {difference.what: difference for difference in found}
 
 
 @check("same-python")
-def check_same_python(patients: Sequence[Patient], stops: dict[str, Difference]) -> Iterator[Verdict]:
+def check_same_python(states: Sequence[HostState], stops: dict[str, Difference]) -> Iterator[Result]:
     """The same Python on all hosts.
 
     What it looks at
@@ -81,12 +81,12 @@ def check_same_python(patients: Sequence[Patient], stops: dict[str, Difference])
     How to mend it
         Name the right interpreter: `--python PATH`, or `python=PATH` in the hostfile.
     """
-    yield _row("Python", patients, [patient.facts.python_version for patient in patients], stop=stops.get("Python"))
-    yield _row("environment", patients, [patient.vitals.environment for patient in patients])
+    yield _row("Python", states, [state.facts.python_version for state in states], stop=stops.get("Python"))
+    yield _row("environment", states, [state.details.environment for state in states])
 
 
 @check("same-torch")
-def check_same_torch(patients: Sequence[Patient], stops: dict[str, Difference]) -> Iterator[Verdict]:
+def check_same_torch(states: Sequence[HostState], stops: dict[str, Difference]) -> Iterator[Result]:
     """The same PyTorch on all hosts.
 
     What it looks at
@@ -98,17 +98,17 @@ def check_same_torch(patients: Sequence[Patient], stops: dict[str, Difference]) 
     How to mend it
         Install on one host what the other has; the line names the command that does it.
     """
-    versions = [patient.facts.torch_version or "none" for patient in patients]
+    versions = [state.facts.torch_version or "none" for state in states]
     stop = stops.get("torch")
-    if stop is not None and (sync := _sync_command(patients, versions)):
+    if stop is not None and (sync := _sync_command(states, versions)):
         stop = dataclasses.replace(stop, hint=sync)
-    yield _row("torch", patients, versions, stop=stop)
-    with_gpu = [patient.vitals.torch_cuda or "none" if patient.num_gpus else "" for patient in patients]
-    yield _row("CUDA", patients, with_gpu, status="warning", remedy=_sync_command(patients, with_gpu))
+    yield _row("torch", states, versions, stop=stop)
+    with_gpu = [state.details.torch_cuda or "none" if state.num_gpus else "" for state in states]
+    yield _row("CUDA", states, with_gpu, status="warning", remedy=_sync_command(states, with_gpu))
 
 
 @check("same-gpus")
-def check_same_gpus(patients: Sequence[Patient], stops: dict[str, Difference]) -> Iterator[Verdict]:
+def check_same_gpus(states: Sequence[HostState], stops: dict[str, Difference]) -> Iterator[Result]:
     """GPUs of one kind, and one for each rank.
 
     What it looks at
@@ -123,13 +123,13 @@ def check_same_gpus(patients: Sequence[Patient], stops: dict[str, Difference]) -
     """
     for what in ("GPUs", "slots per GPU"):
         if what in stops:
-            yield _row(what, patients, stops[what].values, stop=stops[what])
-    models = [_models(patient.facts.gpus) for patient in patients]
+            yield _row(what, states, stops[what].values, stop=stops[what])
+    models = [_models(state.facts.gpus) for state in states]
     if "GPUs" not in stops:
-        kinds = [", ".join(sorted(set(patient.facts.gpus))) for patient in patients]
+        kinds = [", ".join(sorted(set(state.facts.gpus))) for state in states]
         slower = "leave the slower host out, or give it a smaller batch"
-        yield _row("GPU models", patients, models, keys=kinds, status="warning", remedy=slower)
-    yield _row("driver", patients, [patient.vitals.gpu["driver"] or "" for patient in patients])
+        yield _row("GPU models", states, models, keys=kinds, status="warning", remedy=slower)
+    yield _row("driver", states, [state.details.gpu["driver"] or "" for state in states])
 
 
 def _models(gpus: Sequence[str]) -> str:
@@ -137,7 +137,7 @@ def _models(gpus: Sequence[str]) -> str:
 
 
 @check("same-packages")
-def check_same_packages(patients: Sequence[Patient]) -> Iterator[Verdict]:
+def check_same_packages(states: Sequence[HostState]) -> Iterator[Result]:
     """The same packages on all hosts, of those that the run uses.
 
     What it looks at
@@ -156,15 +156,15 @@ def check_same_packages(patients: Sequence[Patient]) -> Iterator[Verdict]:
         ("cuDNN", "nvidia-cudnn-cu", "warning"),
     )
     for what, prefix, mark in wheels:
-        found = [_wheel_version(patient, prefix) if patient.num_gpus else "" for patient in patients]
-        yield _row(what, patients, found, status=mark, remedy=_sync_command(patients, found))
-    for name in sorted({name for patient in patients for name in patient.vitals.imports} | {"numpy"}):
+        found = [_wheel_version(state, prefix) if state.num_gpus else "" for state in states]
+        yield _row(what, states, found, status=mark, remedy=_sync_command(states, found))
+    for name in sorted({name for state in states for name in state.details.imports} | {"numpy"}):
         if name == "torch":
             continue
-        versions = [_import_version(patient, name) for patient in patients]
-        lacking = "none" in versions and any(name in patient.vitals.imports for patient in patients)
+        versions = [_import_version(state, name) for state in states]
+        lacking = "none" in versions and any(name in state.details.imports for state in states)
         if set(versions) == {"none"}:
-            python = patients[0].facts.python_path
+            python = states[0].facts.python_path
             if lacking:
                 remedy = f"{python} -m pip install {name}   (on each host)"
                 text = f"the script imports {name}, which no host has"
@@ -174,22 +174,22 @@ def check_same_packages(patients: Sequence[Patient]) -> Iterator[Verdict]:
         if "none" in versions:
             keys = ["none" if version == "none" else "there" for version in versions]
         status: Status = "failure" if lacking else "warning"
-        yield _row(name, patients, versions, keys=keys, status=status, remedy=_sync_command(patients, versions))
+        yield _row(name, states, versions, keys=keys, status=status, remedy=_sync_command(states, versions))
 
 
-def _wheel_version(patient: Patient, prefix: str) -> str:
-    return next((version for name, version in patient.vitals.packages.items() if name.startswith(prefix)), "")
+def _wheel_version(state: HostState, prefix: str) -> str:
+    return next((version for name, version in state.details.packages.items() if name.startswith(prefix)), "")
 
 
-def _import_version(patient: Patient, name: str) -> str:
-    found = patient.vitals.imports.get(name)
+def _import_version(state: HostState, name: str) -> str:
+    found = state.details.imports.get(name)
     if found is None:
-        return patient.vitals.packages.get(name, "none")
+        return state.details.packages.get(name, "none")
     return found["version"] or _THERE if found["found"] else "none"
 
 
 @check("same-settings")
-def check_same_settings(patients: Sequence[Patient]) -> Iterator[Verdict]:
+def check_same_settings(states: Sequence[HostState]) -> Iterator[Result]:
     """The same settings of NCCL, Gloo and PyTorch on all hosts.
 
     What it looks at
@@ -202,15 +202,15 @@ def check_same_settings(patients: Sequence[Patient]) -> Iterator[Verdict]:
     How to mend it
         Give all ranks the same value with `--env NAME=VALUE`, or remove it where it is set.
     """
-    settings = [{**_without_paths(patient.vitals.nccl_conf), **patient.vitals.variables} for patient in patients]
+    settings = [{**_without_paths(state.details.nccl_conf), **state.details.variables} for state in states]
     names = sorted({name for of_host in settings for name in of_host if _is_shared(name)})
     for name in names:
         values = [of_host.get(name, "not set") for of_host in settings]
         status: Status = "failure" if name in _MUST_AGREE else "warning"
         value = next(value for value in values if value != "not set")
-        yield _row(name, patients, values, status=status, remedy=f"paceline run --env {name}={value} ...")
+        yield _row(name, states, values, status=status, remedy=f"paceline run --env {name}={value} ...")
     if not names:
-        yield Verdict(status="ok", text="no host has settings of its own")
+        yield Result(status="ok", text="no host has settings of its own")
 
 
 def _without_paths(settings: dict[str, str]) -> dict[str, str]:
@@ -224,7 +224,7 @@ def _is_shared(name: str) -> bool:
 
 
 @check("clocks")
-def check_clocks(patients: Sequence[Patient]) -> Iterator[Verdict]:
+def check_clocks(states: Sequence[HostState]) -> Iterator[Result]:
     """Clocks that agree.
 
     What it looks at
@@ -237,18 +237,18 @@ def check_clocks(patients: Sequence[Patient]) -> Iterator[Verdict]:
     How to mend it
         Let all hosts follow a time server.
     """
-    ahead = [patient.clock_ahead_s for patient in patients]
+    ahead = [state.clock_ahead_s for state in states]
     off = [index for index, (low, high) in enumerate(ahead) if low > CLOCK_LIMIT_S or high < -CLOCK_LIMIT_S]
     values = tuple(_describe_clock(low, high) for low, high in ahead)
-    zones = [patient.vitals.time_zone for patient in patients]
+    zones = [state.details.time_zone for state in states]
     if off:
-        told = ", ".join(f"{patients[index].name} is {values[index]}" for index in off)
-        names = ", ".join(patients[index].name for index in off)
+        told = ", ".join(f"{states[index].name} is {values[index]}" for index in off)
+        names = ", ".join(states[index].name for index in off)
         remedy = f"On {names}:  timedatectl set-ntp true   (or: chronyc makestep)"
         yield Row(what="clock", values=values, status="warning", text=f"clocks differ: {told}", remedy=remedy)
     else:
         yield Row(what="clock", values=values, status="ok", text="clocks agree to within a second")
-    yield _row("time zone", patients, zones)
+    yield _row("time zone", states, zones)
 
 
 def _describe_clock(low_s: float, high_s: float) -> str:
@@ -260,7 +260,7 @@ def _describe_clock(low_s: float, high_s: float) -> str:
 
 
 @check("same-data")
-def check_same_data(patients: Sequence[Patient]) -> Iterator[Verdict]:
+def check_same_data(states: Sequence[HostState]) -> Iterator[Result]:
     """The same data on all hosts.
 
     What it looks at
@@ -272,19 +272,19 @@ def check_same_data(patients: Sequence[Patient]) -> Iterator[Verdict]:
     How to mend it
         Copy the folder anew, for instance with `rsync -a`.
     """
-    counts = [patient.vitals.data for patient in patients]
+    counts = [state.details.data for state in states]
     known = [count for count in counts if count is not None]
-    if len(known) < len(patients) or not known:
+    if len(known) < len(states) or not known:
         return  # none was named
     if not all(count["is_complete"] for count in known):
-        yield Verdict(status="skipped", text="the data folder has more files than could be counted in two seconds")
+        yield Result(status="skipped", text="the data folder has more files than could be counted in two seconds")
         return
     values = [f"{count['files']} files, {format_bytes(count['bytes'])}" for count in known]
     keys = [f"{count['files']} {count['bytes']}" for count in known]
     path, best = known[0]["path"], max(range(len(known)), key=lambda index: known[index]["bytes"])
-    others = [patients[index].name for index in range(len(known)) if keys[index] != keys[best]]
-    remedy = f"On {patients[best].name}:  rsync -a {path}/ {others[0]}:{path}/" if others else ""
-    yield _row("data", patients, values, keys=keys, status="warning", remedy=remedy)
+    others = [states[index].name for index in range(len(known)) if keys[index] != keys[best]]
+    remedy = f"On {states[best].name}:  rsync -a {path}/ {others[0]}:{path}/" if others else ""
+    yield _row("data", states, values, keys=keys, status="warning", remedy=remedy)
 
 
 STOPPING_CHECKS = (check_same_python, check_same_torch, check_same_gpus)
@@ -294,7 +294,7 @@ OTHER_CHECKS = (check_same_packages, check_same_settings, check_clocks, check_on
 
 def _row(
     what: str,
-    patients: Sequence[Patient],
+    states: Sequence[HostState],
     values: Sequence[str],
     *,
     keys: Sequence[str] | None = None,
@@ -304,7 +304,7 @@ def _row(
 ) -> Row:
     """A row that has this status where the values differ. `keys`: what to compare instead of the values; an empty one
     is a host to which it doesn't apply. `stop`: what the launcher says of it."""
-    text = _tell(what, patients, values)
+    text = _tell(what, states, values)
     if stop is not None:
         return Row(what=what, values=tuple(values), status="failure", text=text, remedy=stop.hint)
     differ = len({key for key in keys or values if key}) > 1
@@ -312,11 +312,11 @@ def _row(
     return Row(what=what, values=tuple(values), status=mark, text=text, remedy=remedy if differ else "")
 
 
-def _tell(what: str, patients: Sequence[Patient], values: Sequence[str]) -> str:
+def _tell(what: str, states: Sequence[HostState], values: Sequence[str]) -> str:
     """`torch 2.13.0 on alice and carol, none on bob`; `no torch on bob`."""
     groups: dict[str, list[str]] = {}
-    for patient, value in zip(patients, values, strict=True):
-        groups.setdefault(value or "none", []).append(patient.name)
+    for state, value in zip(states, values, strict=True):
+        groups.setdefault(value or "none", []).append(state.name)
     lacking = groups.pop("none", [])
     told = [f"{value} on {_join(names)}" for value, names in groups.items()]
     if not told:
@@ -328,11 +328,11 @@ def _join(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _sync_command(patients: Sequence[Patient], versions: Iterable[str]) -> str:
+def _sync_command(states: Sequence[HostState], versions: Iterable[str]) -> str:
     """The command that gives the others what the first host with a version has; empty where no host has one."""
-    named = list(zip(patients, versions, strict=True))
-    source = next(((patient, version) for patient, version in named if version not in ("", "none")), None)
+    named = list(zip(states, versions, strict=True))
+    source = next(((state, version) for state, version in named if version not in ("", "none")), None)
     if source is None:
         return ""
-    others = [patient.name for patient, version in named if version not in ("", source[1])]
+    others = [state.name for state, version in named if version not in ("", source[1])]
     return f"paceline env sync -H {','.join(others)} --from {source[0].name}" if others else ""

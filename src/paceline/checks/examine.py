@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import queue
 import secrets
 import sys
@@ -12,13 +11,13 @@ from pathlib import Path
 
 from paceline.checks.differences import Row
 from paceline.checks.findings import Finding, check, worst_first
+from paceline.checks.host_states import DetailsQuery, HostState, read_details
 from paceline.checks.identities import are_apart
 from paceline.checks.matrix import Matrix
 from paceline.checks.pairs import Depth, check_pairs, check_unwired
-from paceline.checks.patients import Examination, Patient, read_vitals
-from paceline.checks.quick import check_vitals, judge, make_patient
+from paceline.checks.quick import check_details, check_states, make_state
+from paceline.checks.results import Result, catch_crash, failure, ok, run_check
 from paceline.checks.together import check_together
-from paceline.checks.verdicts import Verdict, failure, ok, protect, run_check
 from paceline.cluster.spec import Host, resolve_slots
 from paceline.errors import HostError
 from paceline.launch.facts import Facts
@@ -54,7 +53,7 @@ class CheckOptions:
 class Examined:
     """All that was found."""
 
-    patients: tuple[Patient, ...]
+    states: tuple[HostState, ...]
     rows: tuple[Row, ...]
     findings: tuple[Finding, ...]
     """The worst first."""
@@ -63,7 +62,7 @@ class Examined:
 
 
 @check("reachable")
-def check_reachable(error: HostError | None) -> Iterator[Verdict]:
+def check_reachable(error: HostError | None) -> Iterator[Result]:
     """Each host lets paceline in.
 
     What it looks at
@@ -82,7 +81,7 @@ def check_reachable(error: HostError | None) -> Iterator[Verdict]:
 
 
 @check("wires")
-def check_wires(names: Sequence[str], wires: Sequence[Wire]) -> Iterator[Verdict]:
+def check_wires(names: Sequence[str], wires: Sequence[Wire]) -> Iterator[Result]:
     """Every host reaches every other one.
 
     What it looks at
@@ -100,7 +99,7 @@ def check_wires(names: Sequence[str], wires: Sequence[Wire]) -> Iterator[Verdict
 
 
 @check("slots")
-def check_slots(reason: str, problem: str) -> Iterator[Verdict]:
+def check_slots(reason: str, problem: str) -> Iterator[Result]:
     """As many ranks as were asked for find their GPUs.
 
     What it looks at
@@ -131,7 +130,7 @@ def examine(options: CheckOptions) -> Examined:
             hosts = [host for index, host in enumerate(hosts) if index not in error.failures]
         else:
             return dataclasses.replace(found, findings=tuple(worst_first([*earlier, *found.findings])))
-    return Examined(patients=(), rows=(), findings=tuple(worst_first(earlier)))
+    return Examined(states=(), rows=(), findings=tuple(worst_first(earlier)))
 
 
 def _read_script(options: CheckOptions) -> tuple[list[Finding], tuple[str, ...]]:
@@ -152,28 +151,28 @@ def _examine_all(hosts: Sequence[Host], options: CheckOptions, imports: tuple[st
         findings: list[Finding] = []
         for host in hosts:
             findings += run_check(check_reachable, host.name, None)
-        examination = Examination(imports=imports, data=options.data, is_quick=is_quick)
-        patients = _meet(opened, facts, examination, findings)
-        judged, rows = judge(patients)
+        query = DetailsQuery(imports=imports, data=options.data, is_quick=is_quick)
+        states = _meet(opened, facts, query, findings)
+        judged, rows = check_states(states)
         findings += judged
         matrix = None
         if len(hosts) > 1:
-            found, matrix = _examine_network(opened, facts, options, are_apart=are_apart(patients))
+            found, matrix = _examine_network(opened, facts, options, are_apart=are_apart(states))
             findings += found
-    return Examined(patients=tuple(patients), rows=rows, findings=tuple(findings), matrix=matrix)
+    return Examined(states=tuple(states), rows=rows, findings=tuple(findings), matrix=matrix)
 
 
-def _meet(hosts: Hosts, facts: Sequence[Facts], examination: Examination, findings: list[Finding]) -> list[Patient]:
+def _meet(hosts: Hosts, facts: Sequence[Facts], query: DetailsQuery, findings: list[Finding]) -> list[HostState]:
     """Reads the details of every open host; what is found on the way is added to `findings`."""
-    patients: list[Patient] = []
-    for index, reading in enumerate(read_vitals(hosts, examination)):
+    states: list[HostState] = []
+    for index, reading in enumerate(read_details(hosts, query)):
         host = hosts.hosts[index]
         slots, num_gpus, reason, problem = _choose_slots(host, facts[index])
-        findings += run_check(check_vitals, host.name, host.name, facts[index].python_path, reading.problem)
+        findings += run_check(check_details, host.name, host.name, facts[index].python_path, reading.problem)
         findings += run_check(check_slots, host.name, reason, problem)
-        if reading.vitals is not None:
-            patients.append(make_patient(host, facts[index], reading, (slots, num_gpus)))
-    return patients
+        if reading.details is not None:
+            states.append(make_state(host, facts[index], reading, (slots, num_gpus)))
+    return states
 
 
 def _choose_slots(host: Host, facts: Facts) -> tuple[int, int, str, str]:
@@ -194,7 +193,7 @@ def _examine_network(
     try:
         wires = find_wires(hosts, facts, options.nic)
     except HostError as error:
-        return protect("wires", functools.partial(_tell_unwired, hosts, facts, options.nic, error)), None
+        return catch_crash("wires", check_unwired, hosts, facts, options.nic, error), None
     names = [host.name for host in hosts.hosts]
     findings = run_check(check_wires, "", names, wires)
     matrices: list[Matrix] = []
@@ -205,7 +204,7 @@ def _examine_network(
         return found
 
     if are_apart:
-        findings += protect("ports", check_all_pairs)
+        findings += catch_crash("ports", check_all_pairs)
     else:
         text = "pairs of hosts are not measured, as some are one machine"
         findings.append(Finding(check="speed", status="skipped", where="", text=text))
@@ -216,7 +215,3 @@ def _examine_network(
         else:
             findings += check_together(hosts, facts, wires)
     return findings, matrices[0] if matrices else None
-
-
-def _tell_unwired(hosts: Hosts, facts: Sequence[Facts], nic: Nic | None, error: HostError) -> list[Finding]:
-    return list(check_unwired(hosts, facts, nic, error))

@@ -1,12 +1,12 @@
-"""What can be wrong with the GPUs of a host, as far as files tell. Pure: a patient in, verdicts out."""
+"""What can be wrong with the GPUs of a host, as far as files tell. Pure: a state in, results out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from paceline.checks.findings import check
-from paceline.checks.patients import Patient
-from paceline.checks.verdicts import Verdict, failure, ok, skipped, warning
+from paceline.checks.host_states import HostState
+from paceline.checks.results import Result, failure, ok, skipped, warning
 
 # The oldest driver that runs a CUDA of this major version, on Linux: within a major version newer minors run as well.
 _OLDEST_DRIVER = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 0, 0)}
@@ -30,7 +30,7 @@ _HARMLESS_XIDS = {"13", "31", "43", "45"}
 
 
 @check("gpu-driver")
-def check_gpu_driver(patient: Patient) -> Iterator[Verdict]:
+def check_gpu_driver(state: HostState) -> Iterator[Result]:
     """NVIDIA's driver is loaded, and of one piece.
 
     What it looks at
@@ -43,21 +43,21 @@ def check_gpu_driver(patient: Patient) -> Iterator[Verdict]:
     How to mend it
         Reboot the host; load the module; start the container with `--gpus all`.
     """
-    gpu, in_container = patient.vitals.gpu, patient.vitals.container not in ("", "wsl")
+    gpu, in_container = state.details.gpu, state.details.container not in ("", "wsl")
     if not gpu["cards"] and not gpu["driver"]:
         yield ok("no NVIDIA card")
     elif not gpu["driver"]:
-        remedy = f"On {patient.name}:  modprobe nvidia || apt install nvidia-driver-580   (as root)"
+        remedy = f"On {state.name}:  modprobe nvidia || apt install nvidia-driver-580   (as root)"
         yield warning(f"{_cards(gpu['cards'])} there, but the driver is not loaded", remedy)
     elif not gpu["devices"]:
         text = f"driver {gpu['driver']} is loaded, but there is no /dev/nvidia0"
         if in_container:
             yield warning(text, "docker run --gpus all ...   (with nvidia-container-toolkit)")
         else:
-            yield warning(text, f"On {patient.name}:  nvidia-modprobe -u -c 0   (as root)")
-    elif gpu["libcuda"] and gpu["driver"] not in gpu["libcuda"] and patient.num_gpus:
+            yield warning(text, f"On {state.name}:  nvidia-modprobe -u -c 0   (as root)")
+    elif gpu["libcuda"] and gpu["driver"] not in gpu["libcuda"] and state.num_gpus:
         text = f"the kernel has driver {gpu['driver']}, but libcuda is {', '.join(gpu['libcuda'])}"
-        yield failure(text, f"On {patient.name}:  reboot   (the driver was updated since the last boot)")
+        yield failure(text, f"On {state.name}:  reboot   (the driver was updated since the last boot)")
     else:
         yield ok(f"driver {gpu['driver']} for {_cards(len(gpu['devices']))}")
 
@@ -67,7 +67,7 @@ def _cards(count: int) -> str:
 
 
 @check("gpu-torch")
-def check_gpu_torch(patient: Patient) -> Iterator[Verdict]:
+def check_gpu_torch(state: HostState) -> Iterator[Result]:
     """PyTorch's CUDA and the driver fit together.
 
     What it looks at
@@ -80,12 +80,12 @@ def check_gpu_torch(patient: Patient) -> Iterator[Verdict]:
     How to mend it
         A newer driver, or a PyTorch for an older CUDA: see the selector on pytorch.org.
     """
-    driver, cuda, python = patient.vitals.gpu["driver"], patient.vitals.torch_cuda, patient.facts.python_path
-    if not patient.num_gpus or patient.vitals.torch_version is None:
+    driver, cuda, python = state.details.gpu["driver"], state.details.torch_cuda, state.facts.python_path
+    if not state.num_gpus or state.details.torch_version is None:
         yield ok("no GPU to fit to")
         return
     if cuda is None:
-        text = f"{_cards(len(patient.facts.gpus))}, but torch {patient.vitals.torch_version} is built without CUDA"
+        text = f"{_cards(len(state.facts.gpus))}, but torch {state.details.torch_version} is built without CUDA"
         yield warning(text, f"{python} -m pip install --force-reinstall torch   (on Linux the default has CUDA)")
         return
     needed = _OLDEST_DRIVER.get(int(cuda.split(".")[0]))
@@ -95,7 +95,7 @@ def check_gpu_torch(patient: Patient) -> Iterator[Verdict]:
         oldest = ".".join(map(str, needed))
         yield failure(
             f"torch is built for CUDA {cuda}, which needs driver {oldest} or newer; here it is {driver}",
-            f"On {patient.name}:  update the driver, or install a torch for an older CUDA (pytorch.org)",
+            f"On {state.name}:  update the driver, or install a torch for an older CUDA (pytorch.org)",
         )
     else:
         yield ok(f"driver {driver} runs CUDA {cuda}")
@@ -106,7 +106,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 @check("gpu-visible")
-def check_gpu_visible(patient: Patient) -> Iterator[Verdict]:
+def check_gpu_visible(state: HostState) -> Iterator[Result]:
     """All cards can be used.
 
     What it looks at
@@ -118,18 +118,18 @@ def check_gpu_visible(patient: Patient) -> Iterator[Verdict]:
     How to mend it
         Remove the line, or give the ranks their own: `--env CUDA_VISIBLE_DEVICES=0,1`, `gpus=` in the hostfile.
     """
-    there, visible = len(patient.facts.gpus), patient.facts.visible_gpus
-    if visible is not None and patient.num_gpus < there:
+    there, visible = len(state.facts.gpus), state.facts.visible_gpus
+    if visible is not None and state.num_gpus < there:
         yield warning(
-            f"{patient.num_gpus} of {_cards(there)} can be used: CUDA_VISIBLE_DEVICES={visible!r} is set there",
-            f"On {patient.name}:  grep -n CUDA_VISIBLE_DEVICES ~/.bashrc ~/.profile /etc/environment",
+            f"{state.num_gpus} of {_cards(there)} can be used: CUDA_VISIBLE_DEVICES={visible!r} is set there",
+            f"On {state.name}:  grep -n CUDA_VISIBLE_DEVICES ~/.bashrc ~/.profile /etc/environment",
         )
     else:
-        yield ok(f"{patient.num_gpus} of {_cards(there)} to be used" if there else "no NVIDIA card")
+        yield ok(f"{state.num_gpus} of {_cards(there)} to be used" if there else "no NVIDIA card")
 
 
 @check("gpu-nccl")
-def check_gpu_nccl(patient: Patient) -> Iterator[Verdict]:
+def check_gpu_nccl(state: HostState) -> Iterator[Result]:
     """One NCCL, the one that PyTorch came with.
 
     What it looks at
@@ -142,33 +142,33 @@ def check_gpu_nccl(patient: Patient) -> Iterator[Verdict]:
     How to mend it
         Remove the one that does not belong to PyTorch's CUDA, and install the other again; clear LD_LIBRARY_PATH.
     """
-    vitals, python = patient.vitals, patient.facts.python_path
-    if not patient.num_gpus:
+    details, python = state.details, state.facts.python_path
+    if not state.num_gpus:
         yield ok("no GPU, so no NCCL")
         return
-    wheels = [name for name in vitals.packages if name.startswith("nvidia-nccl-cu")]
-    major = (vitals.torch_cuda or "").split(".")[0]
+    wheels = [name for name in details.packages if name.startswith("nvidia-nccl-cu")]
+    major = (details.torch_cuda or "").split(".")[0]
     if len(wheels) > 1:
         kept = next((name for name in wheels if name.endswith(f"cu{major}")), wheels[0])
         others = " ".join(name for name in wheels if name != kept)
-        again = f"{python} -m pip install --force-reinstall --no-deps {kept}=={vitals.packages[kept]}"
+        again = f"{python} -m pip install --force-reinstall --no-deps {kept}=={details.packages[kept]}"
         yield failure(
             f"{' and '.join(wheels)} are both installed, and write the same file",
             f"{python} -m pip uninstall -y {others} && {again}",
         )
-    folders = [folder.rstrip("/") for folder in vitals.variables.get("LD_LIBRARY_PATH", "").split(":") if folder]
-    ahead = [path for path in vitals.nccl_libraries if path.rpartition("/")[0] in folders]
+    folders = [folder.rstrip("/") for folder in details.variables.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    ahead = [path for path in details.nccl_libraries if path.rpartition("/")[0] in folders]
     if ahead:
         yield warning(
             f"LD_LIBRARY_PATH puts {ahead[0]} before the NCCL that torch came with",
             "paceline run --env LD_LIBRARY_PATH= ...   (or remove the folder where it is set)",
         )
     if len(wheels) <= 1 and not ahead:
-        yield ok(f"{wheels[0]} {vitals.packages[wheels[0]]}" if wheels else "the NCCL that is built into torch")
+        yield ok(f"{wheels[0]} {details.packages[wheels[0]]}" if wheels else "the NCCL that is built into torch")
 
 
 @check("gpu-errors")
-def check_gpu_errors(patient: Patient) -> Iterator[Verdict]:
+def check_gpu_errors(state: HostState) -> Iterator[Result]:
     """Errors that the driver has noted.
 
     What it looks at
@@ -181,8 +181,8 @@ def check_gpu_errors(patient: Patient) -> Iterator[Verdict]:
     How to mend it
         It depends on the number; NVIDIA's "XID Errors" page has them all. Often: reboot; then let the card be tested.
     """
-    errors = patient.vitals.gpu["errors"]
-    if not patient.facts.gpus:
+    errors = state.details.gpu["errors"]
+    if not state.facts.gpus:
         yield ok("no NVIDIA card")
         return
     if errors is None:
@@ -193,7 +193,7 @@ def check_gpu_errors(patient: Patient) -> Iterator[Verdict]:
     if serious:
         meaning = _XID_MEANINGS.get(serious[-1], "see NVIDIA's page of XID errors")
         text = f"the driver has noted error Xid {serious[-1]} ({meaning})"
-        yield warning(text, f"On {patient.name}:  dmesg | grep Xid; nvidia-smi -q -d ECC,TEMPERATURE   (as root)")
+        yield warning(text, f"On {state.name}:  dmesg | grep Xid; nvidia-smi -q -d ECC,TEMPERATURE   (as root)")
     else:
         yield ok("no error of a card since the boot")
 

@@ -1,6 +1,6 @@
 """What can be wrong with one host by itself: its interpreter, and what it has room for.
 
-Pure: a patient in, verdicts out.
+Pure: a state in, results out.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from paceline.checks.findings import check
-from paceline.checks.patients import Patient
-from paceline.checks.verdicts import Verdict, failure, ok, skipped, warning
+from paceline.checks.host_states import HostState
+from paceline.checks.results import Result, failure, ok, skipped, warning
 from paceline.units import format_bytes
 
-HostCheck = Callable[[Patient], Iterator[Verdict]]
+HostCheck = Callable[[HostState], Iterator[Result]]
 
 MB, GB = 10**6, 10**9
 
@@ -44,7 +44,7 @@ BUSY_PER_CORE = 1.5
 
 
 @check("python-environment")
-def check_python_environment(patient: Patient) -> Iterator[Verdict]:
+def check_python_environment(state: HostState) -> Iterator[Result]:
     """The interpreter, and where its packages come from.
 
     What it looks at
@@ -58,18 +58,18 @@ def check_python_environment(patient: Patient) -> Iterator[Verdict]:
     How to mend it
         Give the ranks `PYTHONNOUSERSITE=1`, or remove the user's copy.
     """
-    facts, vitals = patient.facts, patient.vitals
-    if vitals.torch_path and vitals.user_site and vitals.torch_path.startswith(vitals.user_site):
+    facts, details = state.facts, state.details
+    if details.torch_path and details.user_site and details.torch_path.startswith(details.user_site):
         yield warning(
-            f"torch comes from the user's own folder {vitals.user_site}, not from {vitals.prefix}",
+            f"torch comes from the user's own folder {details.user_site}, not from {details.prefix}",
             f"paceline run --env PYTHONNOUSERSITE=1 ...   (or there: {facts.python_path} -m pip uninstall torch)",
         )
         return
-    yield ok(f"Python {facts.python_version} ({vitals.environment}, {facts.python_path})")
+    yield ok(f"Python {facts.python_version} ({details.environment}, {facts.python_path})")
 
 
 @check("torch")
-def check_torch(patient: Patient) -> Iterator[Verdict]:
+def check_torch(state: HostState) -> Iterator[Result]:
     """PyTorch is there, and not too old.
 
     What it looks at
@@ -82,22 +82,22 @@ def check_torch(patient: Patient) -> Iterator[Verdict]:
     How to mend it
         Install a newer PyTorch, the same one on all hosts.
     """
-    facts, vitals = patient.facts, patient.vitals
-    if vitals.torch_version is None:
+    facts, details = state.facts, state.details
+    if details.torch_version is None:
         yield skipped("there is no torch whose version could be read")
         return
-    numbers = [int(word) for word in vitals.torch_version.split(".")[:2] if word.isdigit()]
+    numbers = [int(word) for word in details.torch_version.split(".")[:2] if word.isdigit()]
     if numbers < [2, 4]:
         yield warning(
-            f"torch {vitals.torch_version} is older than 2.4, with which paceline is not tested",
+            f"torch {details.torch_version} is older than 2.4, with which paceline is not tested",
             f"{facts.python_path} -m pip install --upgrade torch",
         )
         return
-    yield ok(f"torch {vitals.torch_version}")
+    yield ok(f"torch {details.torch_version}")
 
 
 @check("shared-memory")
-def check_shared_memory(patient: Patient) -> Iterator[Verdict]:
+def check_shared_memory(state: HostState) -> Iterator[Result]:
     """Room in /dev/shm.
 
     What it looks at
@@ -110,18 +110,16 @@ def check_shared_memory(patient: Patient) -> Iterator[Verdict]:
     How to mend it
         `mount -o remount,size=8G /dev/shm`; for a container `docker run --shm-size=8g` or `--ipc=host`.
     """
-    shm = patient.vitals.shm
-    in_container = patient.vitals.container not in ("", "wsl")
+    shm = state.details.shm
+    in_container = state.details.container not in ("", "wsl")
     remedy = "docker run --shm-size=8g ...   (or --ipc=host)" if in_container else ""
-    remedy = remedy or f"On {patient.name}:  mount -o remount,size=8G /dev/shm"
+    remedy = remedy or f"On {state.name}:  mount -o remount,size=8G /dev/shm"
     if shm is None:
-        yield failure(
-            "there is no /dev/shm", f"On {patient.name}:  mkdir -m 1777 /dev/shm; mount -t tmpfs none /dev/shm"
-        )
+        yield failure("there is no /dev/shm", f"On {state.name}:  mkdir -m 1777 /dev/shm; mount -t tmpfs none /dev/shm")
         return
     text = f"/dev/shm has {format_bytes(shm['free'])} free of {format_bytes(shm['total'])}"
-    if shm["free"] < SHM_NEEDED_BYTES and patient.num_gpus > 1:
-        yield failure(f"{text}: too little for NCCL between {patient.num_gpus} GPUs", remedy)
+    if shm["free"] < SHM_NEEDED_BYTES and state.num_gpus > 1:
+        yield failure(f"{text}: too little for NCCL between {state.num_gpus} GPUs", remedy)
     elif shm["free"] < SHM_WANTED_BYTES:
         yield warning(f"{text}: loaders with num_workers > 0 can die there", remedy)
     else:
@@ -129,7 +127,7 @@ def check_shared_memory(patient: Patient) -> Iterator[Verdict]:
 
 
 @check("open-files")
-def check_open_files(patient: Patient) -> Iterator[Verdict]:
+def check_open_files(state: HostState) -> Iterator[Result]:
     """How many files and sockets a process may hold.
 
     What it looks at
@@ -142,9 +140,9 @@ def check_open_files(patient: Patient) -> Iterator[Verdict]:
     How to mend it
         A line in /etc/security/limits.d/ on that host; it holds from the next login on.
     """
-    soft, hard = patient.vitals.limits["nofile"]
+    soft, hard = state.details.limits["nofile"]
     file = "/etc/security/limits.d/paceline.conf"
-    remedy = f"On {patient.name}:  echo '* - nofile 65536' >> {file}   (as root; log in anew)"
+    remedy = f"On {state.name}:  echo '* - nofile 65536' >> {file}   (as root; log in anew)"
     if 0 <= soft < NOFILE_NEEDED:
         yield failure(f"a process may open only {soft} files", remedy)
     elif 0 <= soft < NOFILE_WANTED:
@@ -158,7 +156,7 @@ def _limit(value: int) -> str:
 
 
 @check("locked-memory")
-def check_locked_memory(patient: Patient) -> Iterator[Verdict]:
+def check_locked_memory(state: HostState) -> Iterator[Result]:
     """Memory that InfiniBand may pin.
 
     What it looks at
@@ -171,22 +169,22 @@ def check_locked_memory(patient: Patient) -> Iterator[Verdict]:
     How to mend it
         `* - memlock unlimited` in /etc/security/limits.d/; for a container `docker run --ulimit memlock=-1`.
     """
-    if not patient.vitals.rdma_devices:
+    if not state.details.rdma_devices:
         yield ok("no RDMA device, so nothing has to be pinned")
         return
-    soft, _ = patient.vitals.limits["memlock"]
-    devices = ", ".join(patient.vitals.rdma_devices)
+    soft, _ = state.details.limits["memlock"]
+    devices = ", ".join(state.details.rdma_devices)
     if 0 <= soft < MEMLOCK_WANTED_BYTES:
         yield warning(
             f"only {format_bytes(soft)} may be locked, but {devices} has to pin what it sends",
-            f"On {patient.name}:  echo '* - memlock unlimited' >> /etc/security/limits.d/paceline.conf   (log in anew)",
+            f"On {state.name}:  echo '* - memlock unlimited' >> /etc/security/limits.d/paceline.conf   (log in anew)",
         )
     else:
         yield ok(f"enough memory may be locked for {devices}")
 
 
 @check("stack-and-processes")
-def check_stack_and_processes(patient: Patient) -> Iterator[Verdict]:
+def check_stack_and_processes(state: HostState) -> Iterator[Result]:
     """Room for threads.
 
     What it looks at
@@ -199,14 +197,14 @@ def check_stack_and_processes(patient: Patient) -> Iterator[Verdict]:
     How to mend it
         Raise the limit in /etc/security/limits.d/, or start the container with a larger `--pids-limit`.
     """
-    vitals = patient.vitals
-    stack = vitals.limits["stack"][0]
-    processes = [vitals.limits["nproc"][0], int(vitals.cgroup["processes"] or -1)]
+    details = state.details
+    stack = details.limits["stack"][0]
+    processes = [details.limits["nproc"][0], int(details.cgroup["processes"] or -1)]
     allowed = min((number for number in processes if number >= 0), default=-1)
     if 0 <= stack < STACK_WANTED_BYTES:
         yield warning(
             f"a thread's stack has only {format_bytes(stack)}",
-            f"On {patient.name}:  echo '* - stack 8192' >> /etc/security/limits.d/paceline.conf   (log in anew)",
+            f"On {state.name}:  echo '* - stack 8192' >> /etc/security/limits.d/paceline.conf   (log in anew)",
         )
     if 0 <= allowed < PROCESSES_WANTED:
         by_group = allowed == processes[1]
@@ -214,14 +212,14 @@ def check_stack_and_processes(patient: Patient) -> Iterator[Verdict]:
             f"only {allowed} processes and threads are allowed",
             "docker run --pids-limit=-1 ...   (or TasksMax=infinity in the systemd unit)"
             if by_group
-            else f"On {patient.name}:  echo '* - nproc 65536' >> /etc/security/limits.d/paceline.conf   (log in anew)",
+            else f"On {state.name}:  echo '* - nproc 65536' >> /etc/security/limits.d/paceline.conf   (log in anew)",
         )
     if not 0 <= stack < STACK_WANTED_BYTES and not 0 <= allowed < PROCESSES_WANTED:
         yield ok("stack and number of processes are large enough")
 
 
 @check("disk")
-def check_disk(patient: Patient) -> Iterator[Verdict]:
+def check_disk(state: HostState) -> Iterator[Result]:
     """Room for the project, for checkpoints and for temporary files.
 
     What it looks at
@@ -238,11 +236,11 @@ def check_disk(patient: Patient) -> Iterator[Verdict]:
         ("state", "XDG_STATE_HOME", STATE_NEEDED_BYTES, STATE_WANTED_BYTES),
         ("temporary", "TMPDIR", MB, TEMPORARY_WANTED_BYTES),
     ):
-        disk = patient.vitals.disks[use]
+        disk = state.details.disks[use]
         path, free = disk["path"], format_bytes(disk["free"])
-        remedy = f"On {patient.name}:  df -h {path}   (make room, or set {variable} there to another disk)"
+        remedy = f"On {state.name}:  df -h {path}   (make room, or set {variable} there to another disk)"
         if not disk["is_writable"]:
-            yield failure(f"{path} can't be written", f"On {patient.name}:  ls -ld {path}; findmnt -T {path}")
+            yield failure(f"{path} can't be written", f"On {state.name}:  ls -ld {path}; findmnt -T {path}")
         elif disk["inodes"] and not disk["free_inodes"]:
             yield failure(f"the disk of {path} has no room for another file (inodes)", remedy.replace("-h", "-i"))
         elif disk["free"] < needed:
@@ -258,7 +256,7 @@ def check_disk(patient: Patient) -> Iterator[Verdict]:
 
 
 @check("memory")
-def check_memory(patient: Patient) -> Iterator[Verdict]:
+def check_memory(state: HostState) -> Iterator[Result]:
     """Memory for the ranks.
 
     What it looks at
@@ -271,27 +269,27 @@ def check_memory(patient: Patient) -> Iterator[Verdict]:
     How to mend it
         End what else runs there, start fewer ranks there (`-H HOST:SLOTS`), or raise the container's `--memory`.
     """
-    vitals = patient.vitals
-    needed = patient.slots * (CUDA_RANK_BYTES if patient.num_gpus else RANK_BYTES)
-    allowed = vitals.cgroup["memory"]
-    ranks = f"{patient.slots} rank{'s' if patient.slots > 1 else ''}"
-    if allowed is not None and allowed < min(needed, vitals.memory["total"]):
+    details = state.details
+    needed = state.slots * (CUDA_RANK_BYTES if state.num_gpus else RANK_BYTES)
+    allowed = details.cgroup["memory"]
+    ranks = f"{state.slots} rank{'s' if state.slots > 1 else ''}"
+    if allowed is not None and allowed < min(needed, details.memory["total"]):
         yield warning(
             f"the control group allows {format_bytes(allowed)}, but {ranks} take {format_bytes(needed)} at the start",
             "docker run --memory=...   (or MemoryMax= in the systemd unit)",
         )
-    elif vitals.memory["available"] < needed:
+    elif details.memory["available"] < needed:
         yield warning(
-            f"{format_bytes(vitals.memory['available'])} of memory are available, but {ranks} take "
+            f"{format_bytes(details.memory['available'])} of memory are available, but {ranks} take "
             f"{format_bytes(needed)} at the start",
-            f"On {patient.name}:  ps -eo pid,user,rss,args --sort=-rss   (end what is not needed)",
+            f"On {state.name}:  ps -eo pid,user,rss,args --sort=-rss   (end what is not needed)",
         )
     else:
-        yield ok(f"{format_bytes(vitals.memory['available'])} of memory available")
+        yield ok(f"{format_bytes(details.memory['available'])} of memory available")
 
 
 @check("cores")
-def check_cores(patient: Patient) -> Iterator[Verdict]:
+def check_cores(state: HostState) -> Iterator[Result]:
     """Cores that are seen, and cores that may be used.
 
     What it looks at
@@ -305,21 +303,21 @@ def check_cores(patient: Patient) -> Iterator[Verdict]:
         Give the ranks no more threads than the quota has cores (`--env OMP_NUM_THREADS=N`), or raise
         `docker run --cpus`.
     """
-    quota, seen = patient.vitals.cgroup["cores"], patient.facts.num_cores
+    quota, seen = state.details.cgroup["cores"], state.facts.num_cores
     if quota is not None and quota < seen:
-        threads = max(1, int(quota) // patient.slots)
+        threads = max(1, int(quota) // state.slots)
         yield warning(
             f"{seen} cores are seen, but the control group allows the time of {quota:g}",
             f"paceline run --env OMP_NUM_THREADS={threads} ...   (or docker run --cpus={seen})",
         )
-    elif seen < patient.slots:
-        yield warning(f"{patient.slots} ranks share {seen} core{'s' if seen > 1 else ''}", f"-H {patient.name}:{seen}")
+    elif seen < state.slots:
+        yield warning(f"{state.slots} ranks share {seen} core{'s' if seen > 1 else ''}", f"-H {state.name}:{seen}")
     else:
-        yield ok(f"{seen} core{'s' if seen > 1 else ''} for {patient.slots} rank{'s' if patient.slots > 1 else ''}")
+        yield ok(f"{seen} core{'s' if seen > 1 else ''} for {state.slots} rank{'s' if state.slots > 1 else ''}")
 
 
 @check("load")
-def check_load(patient: Patient) -> Iterator[Verdict]:
+def check_load(state: HostState) -> Iterator[Result]:
     """Whether somebody else is at work there.
 
     What it looks at
@@ -331,10 +329,10 @@ def check_load(patient: Patient) -> Iterator[Verdict]:
     How to mend it
         Wait, end what is not needed, or leave the host out.
     """
-    load, cores = patient.vitals.load, patient.vitals.num_cpus
+    load, cores = state.details.load, state.details.num_cpus
     if load > BUSY_PER_CORE * cores:
         text = f"{load:.0f} processes want the {cores} core{'s' if cores > 1 else ''}"
-        yield warning(text, f"On {patient.name}:  ps -eo pcpu,pid,user,args --sort=-pcpu   (end what is not needed)")
+        yield warning(text, f"On {state.name}:  ps -eo pcpu,pid,user,args --sort=-pcpu   (end what is not needed)")
     else:
         yield ok(f"load {load:.1f} on {cores} core{'s' if cores > 1 else ''}")
 

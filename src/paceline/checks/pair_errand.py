@@ -113,13 +113,14 @@ class _Answering:
 
 def _knock_at_all(station: Station, targets: Iterable[Peer], doors: Iterable[Peer]) -> list[list[Any]]:
     """All at the same time: one that nobody answers takes seconds."""
-    knocks: list[list[Any]] = []
-
-    def knock(peer: Peer, is_door: bool) -> None:
-        knocks.append(_knock(station, peer, is_door=is_door))
-
     asked = [*((peer, False) for peer in targets), *((peer, True) for peer in doors)]
-    threads = [threading.Thread(target=knock, args=each) for each in asked]
+    knocks: list[list[Any]] = [[] for _ in asked]
+
+    def knock(place: int) -> None:
+        peer, is_door = asked[place]
+        knocks[place] = _knock(station, peer, is_door=is_door)
+
+    threads = [threading.Thread(target=knock, args=[place]) for place in range(len(asked))]
     for thread in threads:
         thread.start()
     for thread in threads:

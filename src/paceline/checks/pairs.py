@@ -16,7 +16,7 @@ from paceline.checks.findings import Finding
 from paceline.checks.links import Link, Pair, check_packet_size, check_round_trip, check_speed, find_doubtful, merge
 from paceline.checks.matrix import Matrix
 from paceline.checks.ports import Knock, check_ports
-from paceline.checks.verdicts import protect
+from paceline.checks.results import catch_crash
 from paceline.errors import HostError
 from paceline.launch.errands import Errand, Reply, run_errands
 from paceline.launch.facts import Facts
@@ -61,11 +61,11 @@ def check_pairs(
     ends, knocks, findings = _knock_everywhere(hosts, ends, doors=(), served=())
     closed = {knock.pair for knock in knocks if knock.outcome != pair_errand.OK}
     links = _measure(hosts, ends, closed | {(target, source) for source, target in closed}, depth)
-    findings += protect("interfaces", lambda: list(check_interfaces(ends)))
-    findings += protect("ports", lambda: list(check_ports(ends, knocks, ())))
-    findings += protect("packet-size", lambda: list(check_packet_size(ends, links)))
-    findings += protect("round-trip", lambda: list(check_round_trip(ends, links)))
-    findings += protect("speed", lambda: list(check_speed(ends, links)))
+    findings += catch_crash("interfaces", check_interfaces, ends)
+    findings += catch_crash("ports", check_ports, ends, knocks, ())
+    findings += catch_crash("packet-size", check_packet_size, ends, links)
+    findings += catch_crash("round-trip", check_round_trip, ends, links)
+    findings += catch_crash("speed", check_speed, ends, links)
     return findings, _make_matrix(ends, links, closed)
 
 

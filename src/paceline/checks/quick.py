@@ -9,16 +9,16 @@ from paceline.checks.differences import Row, compare_hosts
 from paceline.checks.findings import Finding, check, worst_first
 from paceline.checks.gpu import GPU_CHECKS
 from paceline.checks.host import HOST_CHECKS
-from paceline.checks.patients import Examination, Patient, Reading, read_vitals
+from paceline.checks.host_states import DetailsQuery, HostState, Reading, read_details
+from paceline.checks.results import Result, failure, ok, run_check
 from paceline.checks.surroundings import SURROUNDINGS_CHECKS
-from paceline.checks.verdicts import Verdict, failure, ok, run_check
 from paceline.cluster.spec import Host
 from paceline.launch.facts import Facts
 from paceline.launch.hosts import Hosts
 
 
-@check("vitals")
-def check_vitals(name: str, python: str, problem: str) -> Iterator[Verdict]:
+@check("details")
+def check_details(name: str, python: str, problem: str) -> Iterator[Result]:
     """Each host tells of itself.
 
     What it looks at
@@ -37,12 +37,12 @@ def check_vitals(name: str, python: str, problem: str) -> Iterator[Verdict]:
         yield ok("its details could be read")
 
 
-def make_patient(host: Host, facts: Facts, reading: Reading, layout: tuple[int, int]) -> Patient:
-    assert reading.vitals is not None
-    return Patient(
+def make_state(host: Host, facts: Facts, reading: Reading, layout: tuple[int, int]) -> HostState:
+    assert reading.details is not None
+    return HostState(
         name=host.name,
         facts=facts,
-        vitals=reading.vitals,
+        details=reading.details,
         clock_ahead_s=reading.clock_ahead_s,
         slots=layout[0],
         num_gpus=layout[1],
@@ -61,20 +61,20 @@ def quick_findings(
 
     `layout`: of each host the ranks, and the GPUs that they see. Raises InterruptedEarlyError for a signal.
     """
-    patients: list[Patient] = []
-    readings = read_vitals(hosts, Examination(imports=tuple(imports), is_quick=True))
+    states: list[HostState] = []
+    readings = read_details(hosts, DetailsQuery(imports=tuple(imports), is_quick=True))
     for index, reading in enumerate(readings):
-        if reading.vitals is not None:  # else it is busy: no reason to stop
-            patients.append(make_patient(hosts.hosts[index], facts[index], reading, layout[index]))
-    judged, _ = judge(patients, needs_torch=needs_torch)
+        if reading.details is not None:  # else it is busy: no reason to stop
+            states.append(make_state(hosts.hosts[index], facts[index], reading, layout[index]))
+    judged, _ = check_states(states, needs_torch=needs_torch)
     return worst_first(judged)
 
 
-def judge(patients: Sequence[Patient], *, needs_torch: bool = True) -> tuple[list[Finding], tuple[Row, ...]]:
+def check_states(states: Sequence[HostState], *, needs_torch: bool = True) -> tuple[list[Finding], tuple[Row, ...]]:
     """What the hosts' details say, without asking them anything more."""
     findings: list[Finding] = []
-    for patient in patients:
+    for state in states:
         for function in (*HOST_CHECKS, *SURROUNDINGS_CHECKS, *GPU_CHECKS):
-            findings += run_check(function, patient.name, patient)
-    comparison = compare_hosts(patients, needs_torch=needs_torch)
+            findings += run_check(function, state.name, state)
+    comparison = compare_hosts(states, needs_torch=needs_torch)
     return [*findings, *comparison.findings], comparison.rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
-from paceline.checks import examine, quick
+from paceline.checks import examine, quick, script
 from paceline.checks.findings import CHECKS, Check
 
 _GROUPS = {
@@ -20,8 +20,8 @@ _GROUPS = {
     "paceline.checks.ports": "Every pair of hosts",
     "paceline.checks.links": "Every pair of hosts",
     "paceline.checks.together": "All hosts together",
+    script.__name__: "The training script",
 }
-_OF_THE_SCRIPT = "The training script"
 
 
 def describe(name: str) -> str | None:
@@ -61,4 +61,4 @@ def _place(check: Check) -> tuple[int, str, int]:
 
 
 def _group(check: Check) -> str:
-    return _GROUPS.get(check.function.__module__, _OF_THE_SCRIPT)
+    return _GROUPS.get(check.function.__module__, _GROUPS[script.__name__])

@@ -19,8 +19,8 @@ from paceline.checks.findings import CHECKS, Check, Finding
 from paceline.checks.imports import find_required
 from paceline.checks.program import Program
 from paceline.checks.reading import Reader
+from paceline.checks.results import catch_crash
 from paceline.checks.source import Source
-from paceline.checks.verdicts import protect
 
 _RULES = (
     rules_launching,
@@ -44,7 +44,7 @@ def examine_script(path: Path, project: Path) -> tuple[list[Finding], tuple[str,
         imports.extend(find_required(reader.sources))
         return check_script(path, project)
 
-    return protect("unreadable-script", look), tuple(imports)
+    return catch_crash("unreadable-script", look), tuple(imports)
 
 
 def check_script(path: Path, project: Path) -> list[Finding]:

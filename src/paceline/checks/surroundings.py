@@ -1,5 +1,5 @@
 """What surrounds the ranks of a host: its name, its language, settings that nobody thinks of, what other runs left.
-Pure: a patient in, verdicts out."""
+Pure: a state in, results out."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import ipaddress
 from collections.abc import Iterator
 
 from paceline.checks.findings import check
-from paceline.checks.patients import Patient
-from paceline.checks.verdicts import Verdict, ok, skipped, warning
+from paceline.checks.host_states import HostState
+from paceline.checks.results import Result, ok, skipped, warning
 from paceline.units import format_bytes, format_duration
 
 # What a process waits for a name when the name server is a room away, several times over.
@@ -32,7 +32,7 @@ _FIXED = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_NTHREADS", "NCCL_MAX_NCHANNELS", "NCC
 
 
 @check("host-name")
-def check_host_name(patient: Patient) -> Iterator[Verdict]:
+def check_host_name(state: HostState) -> Iterator[Result]:
     """What the host's own name resolves to, and how fast.
 
     What it looks at
@@ -46,8 +46,8 @@ def check_host_name(patient: Patient) -> Iterator[Verdict]:
     How to mend it
         A line in /etc/hosts on that host.
     """
-    name, resolved = patient.vitals.hostname, patient.vitals.resolved
-    remedy = f"On {patient.name}:  echo '127.0.1.1 {name}' >> /etc/hosts"
+    name, resolved = state.details.hostname, state.details.resolved
+    remedy = f"On {state.name}:  echo '127.0.1.1 {name}' >> /etc/hosts"
     if resolved["problem"] == "no answer" and resolved["elapsed_s"] < SLOW_RESOLVER_S:
         yield skipped(f"the name server had not answered within {resolved['elapsed_s']:.2g} s")
     elif resolved["problem"] == "no answer":
@@ -64,7 +64,7 @@ def check_host_name(patient: Patient) -> Iterator[Verdict]:
 
 
 @check("encoding")
-def check_encoding(patient: Patient) -> Iterator[Verdict]:
+def check_encoding(state: HostState) -> Iterator[Result]:
     """The encoding of text files.
 
     What it looks at
@@ -76,7 +76,7 @@ def check_encoding(patient: Patient) -> Iterator[Verdict]:
     How to mend it
         `--env PYTHONUTF8=1` for the ranks, or a UTF-8 locale on the host.
     """
-    encoding = patient.vitals.encoding
+    encoding = state.details.encoding
     if encoding.lower().replace("-", "") != "utf8":
         yield warning(f"text is read as {encoding}, not as UTF-8", "paceline run --env PYTHONUTF8=1 ...")
     else:
@@ -84,7 +84,7 @@ def check_encoding(patient: Patient) -> Iterator[Verdict]:
 
 
 @check("settings")
-def check_settings(patient: Patient) -> Iterator[Verdict]:
+def check_settings(state: HostState) -> Iterator[Result]:
     """Variables of NCCL, Gloo, CUDA and PyTorch that were once set and forgotten.
 
     What it looks at
@@ -96,21 +96,21 @@ def check_settings(patient: Patient) -> Iterator[Verdict]:
     How to mend it
         Remove the line from the file that sets it: ~/.bashrc, /etc/environment, /etc/nccl.conf.
     """
-    settings = {**patient.vitals.nccl_conf, **patient.vitals.variables}
+    settings = {**state.details.nccl_conf, **state.details.variables}
     found = False
     for name, raw in settings.items():
         value = raw.partition(" (/")[0]
         place = raw[len(value) + 2 : -1] or "~/.bashrc ~/.profile /etc/environment"
-        remedy = f"On {patient.name}:  grep -n {name} {place}   (and remove the line)"
-        verdict = _judge_setting(name, value, remedy)
-        if verdict is not None:
+        remedy = f"On {state.name}:  grep -n {name} {place}   (and remove the line)"
+        result = _judge_setting(name, value, remedy)
+        if result is not None:
             found = True
-            yield verdict
+            yield result
     if not found:
         yield ok("no setting that slows down or breaks a run")
 
 
-def _judge_setting(name: str, value: str, remedy: str) -> Verdict | None:
+def _judge_setting(name: str, value: str, remedy: str) -> Result | None:
     if name == "NCCL_CONF_FILE":
         return None
     if cost := _COSTLY.get((name, value.upper())):
@@ -123,7 +123,7 @@ def _judge_setting(name: str, value: str, remedy: str) -> Verdict | None:
 
 
 @check("other-runs")
-def check_other_runs(patient: Patient) -> Iterator[Verdict]:
+def check_other_runs(state: HostState) -> Iterator[Result]:
     """Processes of other runs of paceline's.
 
     What it looks at
@@ -136,21 +136,21 @@ def check_other_runs(patient: Patient) -> Iterator[Verdict]:
     How to mend it
         End what nobody leads any more; wait for, or stop, a run that is going on.
     """
-    lost = [process for process in patient.vitals.processes if not process["is_led"]]
-    led = [process for process in patient.vitals.processes if process["is_led"]]
+    lost = [process for process in state.details.processes if not process["is_led"]]
+    led = [process for process in state.details.processes if process["is_led"]]
     if lost:
         oldest = max(process["age_s"] for process in lost)
         pids = " ".join(str(process["pid"]) for process in lost)
         yield warning(
             f"{_count(lost, 'process')} of run {lost[0]['run']} left there, {format_duration(oldest)} old: "
             f"{lost[0]['command'][:60]}",
-            f"On {patient.name}:  kill -9 {pids}",
+            f"On {state.name}:  kill -9 {pids}",
         )
     if led:
         runs = ", ".join(sorted({process["run"] for process in led}))
         yield warning(
             f"{_count(led, 'process')} of another run at work there ({runs})",
-            f"On {patient.name}:  ps -fp {','.join(str(process['pid']) for process in led)}   (wait, or end that run)",
+            f"On {state.name}:  ps -fp {','.join(str(process['pid']) for process in led)}   (wait, or end that run)",
         )
     if not lost and not led:
         yield ok("no process of another run")
@@ -161,7 +161,7 @@ def _count(things: list[object] | list[dict[str, object]], noun: str) -> str:
 
 
 @check("shared-memory-leftovers")
-def check_shared_memory_leftovers(patient: Patient) -> Iterator[Verdict]:
+def check_shared_memory_leftovers(state: HostState) -> Iterator[Result]:
     """Files in /dev/shm that nobody uses any more.
 
     What it looks at
@@ -173,13 +173,13 @@ def check_shared_memory_leftovers(patient: Patient) -> Iterator[Verdict]:
     How to mend it
         Remove them.
     """
-    old = [file for file in patient.vitals.shm_leftovers if file["age_s"] > LEFTOVER_S]
+    old = [file for file in state.details.shm_leftovers if file["age_s"] > LEFTOVER_S]
     if old:
         size = format_bytes(sum(file["bytes"] for file in old))
         paths = " ".join(file["path"] for file in old[:_SHOWN])
         more = f" and {len(old) - _SHOWN} more" if len(old) > _SHOWN else ""
         yield warning(
-            f"{_count(old, 'file')} of dead processes in /dev/shm, {size}", f"On {patient.name}:  rm {paths}{more}"
+            f"{_count(old, 'file')} of dead processes in /dev/shm, {size}", f"On {state.name}:  rm {paths}{more}"
         )
     else:
         yield ok("nothing left in /dev/shm")

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.checks.ends import join_names
 from paceline.checks.findings import Finding, check
-from paceline.checks.verdicts import protect
+from paceline.checks.results import catch_crash
 from paceline.errors import HostError
 from paceline.launch import protocol
 from paceline.launch.errands import Errand, Reply, run_errands
@@ -40,9 +40,9 @@ def check_together(hosts: Hosts, facts: Sequence[Facts], wires: Sequence[Wire]) 
     Raises InterruptedEarlyError.
     """
     names = [host.name for host in hosts.hosts]
-    findings = protect("gloo", lambda: list(check_gloo(names, facts, lambda: _form_group(hosts, wires, "gloo"))))
+    findings = catch_crash("gloo", check_gloo, names, facts, lambda: _form_group(hosts, wires, "gloo"))
     if all(fact.gpus for fact in facts):
-        findings += protect("nccl", lambda: list(check_nccl(names, facts, lambda: _form_group(hosts, wires, "nccl"))))
+        findings += catch_crash("nccl", check_nccl, names, facts, lambda: _form_group(hosts, wires, "nccl"))
     return findings
 
 

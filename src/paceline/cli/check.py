@@ -86,7 +86,7 @@ def _find_project(script: Path) -> Path:
 def _text(examined: Examined, *, num_hosts: int, is_verbose: bool) -> str:
     width = shutil.get_terminal_size().columns
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    table = render.table(examined.patients)
+    table = render.table(examined.states)
     matrix = render_matrix(examined.matrix) if examined.matrix is not None else []
     found = render.lines(examined.findings, num_hosts=num_hosts, width=width, is_verbose=is_verbose, colour=colour)
     blocks = [block for block in (table, matrix, list(found)) if block]

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from paceline.checks.patients import Patient
+from paceline.checks.host_states import HostState
 from paceline.cli.hosts import choose_hosts
 from paceline.cluster.spec import Host, parse_hosts
 from paceline.envs.opening import open_some
@@ -41,12 +41,12 @@ def app() -> None:
 @_JSON
 def show(hosts: str | None, hostfile: Path | None, python: str | None, json: bool) -> None:
     """What each host's interpreter is, and what it has."""
-    patients = _meet(choose_hosts(hosts, hostfile)[0], python)
+    states = _meet(choose_hosts(hosts, hostfile)[0], python)
     if json:
-        print(json_text.dumps([_record(patient) for patient in patients], indent=2))
+        print(json_text.dumps([_record(state) for state in states], indent=2))
         return
-    for patient in patients:
-        print("\n".join(_describe(patient)))
+    for state in states:
+        print("\n".join(_describe(state)))
 
 
 @app.command()
@@ -62,9 +62,9 @@ def diff(hosts: str | None, hostfile: Path | None, python: str | None, json: boo
     chosen = choose_hosts(hosts, hostfile)[0]
     if len(chosen) < 2:
         raise InputError("one host has nothing to differ from", hint="paceline env diff -H HOST,HOST")
-    patients = _meet(chosen, python)
-    rows = find_differences(patients)
-    names = [patient.name for patient in patients]
+    states = _meet(chosen, python)
+    rows = find_differences(states)
+    names = [state.name for state in states]
     if json:
         found = [
             {"what": row.what, "values": dict(zip(names, row.values, strict=True)), "remedy": row.remedy}
@@ -190,7 +190,7 @@ def _find_source(chosen: tuple[Host, ...], source: str | None) -> Host:
     return next((host for host in chosen if (host.name, host.user) == (found[0].name, found[0].user)), found[0])
 
 
-def _meet(chosen: tuple[Host, ...], python: str | None) -> list[Patient]:
+def _meet(chosen: tuple[Host, ...], python: str | None) -> list[HostState]:
     try:
         with open_some(chosen, [[host.python or python or sys.executable] for host in chosen]) as opened:
             if opened.failures:
@@ -201,29 +201,29 @@ def _meet(chosen: tuple[Host, ...], python: str | None) -> list[Patient]:
         sys.exit(interrupted.exit_code)
 
 
-def _describe(patient: Patient) -> list[str]:
-    facts, vitals = patient.facts, patient.vitals
+def _describe(state: HostState) -> list[str]:
+    facts, details = state.facts, state.details
     cuda = f"CUDA {facts.cuda_version}" if facts.cuda_version else "CPU only"
     torch = f"{facts.torch_version} ({cuda})" if facts.torch_version else "none"
     return [
-        patient.name,
+        state.name,
         f"    interpreter  {facts.python_path}, Python {facts.python_version}",
-        f"    environment  {vitals.environment} in {vitals.prefix}",
+        f"    environment  {details.environment} in {details.prefix}",
         f"    torch        {torch}",
-        f"    packages     {len(vitals.packages)}",
+        f"    packages     {len(details.packages)}",
     ]
 
 
-def _record(patient: Patient) -> dict[str, Any]:
-    facts, vitals = patient.facts, patient.vitals
+def _record(state: HostState) -> dict[str, Any]:
+    facts, details = state.facts, state.details
     return {
-        "host": patient.name,
+        "host": state.name,
         "python": facts.python_path,
         "python_version": facts.python_version,
-        "environment": vitals.environment,
-        "prefix": vitals.prefix,
+        "environment": details.environment,
+        "prefix": details.prefix,
         "machine": facts.machine,
         "torch": facts.torch_version,
         "cuda": facts.cuda_version,
-        "packages": vitals.packages,
+        "packages": details.packages,
     }

@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.checks.examine import Examined
 from paceline.checks.findings import Finding, Status
-from paceline.checks.patients import Patient
+from paceline.checks.host_states import HostState
 from paceline.units import format_bytes
 
 _SIGNS: dict[Status, str] = {"failure": "✗", "crashed": "✗", "warning": "!", "skipped": "-", "ok": "✓"}
@@ -20,29 +20,29 @@ _MARKS: dict[Status, str] = {"failure": "stop", "warning": "warn", "ok": "fine"}
 _COLUMNS = (("host", 14), ("python", 8), ("torch", 13), ("GPUs", 16), ("cores", 5), ("memory", 8), ("disk free", 9))
 
 
-def table(patients: Sequence[Patient]) -> list[str]:
+def table(states: Sequence[HostState]) -> list[str]:
     """One line per host, in 80 columns."""
-    if not patients:
+    if not states:
         return []
-    rows = [[name for name, _ in _COLUMNS], *(_cells(patient) for patient in patients)]
+    rows = [[name for name, _ in _COLUMNS], *(_cells(state) for state in states)]
     return [
         " ".join(_cut(cell, width).ljust(width) for cell, (_, width) in zip(row, _COLUMNS, strict=True)).rstrip()
         for row in rows
     ]
 
 
-def _cells(patient: Patient) -> list[str]:
-    facts, vitals = patient.facts, patient.vitals
+def _cells(state: HostState) -> list[str]:
+    facts, details = state.facts, state.details
     models = Counter(model.removeprefix("NVIDIA ").removeprefix("GeForce ") for model in facts.gpus)
     gpus = ", ".join(f"{count} × {model}" if count > 1 else model for model, count in models.items())
     return [
-        patient.name,
+        state.name,
         facts.python_version,
         facts.torch_version or "none",
         gpus or "none",
         str(facts.num_cores),
-        format_bytes(vitals.memory["total"]),
-        format_bytes(vitals.disks["state"]["free"]),
+        format_bytes(details.memory["total"]),
+        format_bytes(details.disks["state"]["free"]),
     ]
 
 
@@ -103,8 +103,8 @@ def as_json(examined: Examined, exit_code: int) -> str:
     record: dict[str, Any] = {
         "exit_code": exit_code,
         "hosts": [
-            {"name": patient.name, "facts": patient.facts.as_dict(), "vitals": patient.vitals.as_dict()}
-            for patient in examined.patients
+            {"name": state.name, "facts": state.facts.as_dict(), "details": state.details.as_dict()}
+            for state in examined.states
         ],
         "differences": [
             {"what": row.what, "values": list(row.values), "mark": _MARKS.get(row.status, "fine")}

@@ -17,7 +17,7 @@ import urllib.parse
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from paceline.checks.vitals import normalise
+from paceline.checks.details import normalise
 from paceline.records import Record
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from paceline.checks.vitals import normalise
+from paceline.checks.details import normalise
 from paceline.envs.inventory import find_distributions
 from paceline.launch.facts import state_folder
 from paceline.launch.receive import file_sha256

@@ -20,7 +20,7 @@ import tarfile
 from collections.abc import Generator
 from typing import Any
 
-from paceline.checks.vitals import normalise
+from paceline.checks.details import normalise
 from paceline.envs.inventory import find_distributions
 from paceline.envs.looking import MARKER, read_state
 from paceline.envs.scripts import copy_script, write_entry_points

@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from paceline.checks.differences import Row, compare_hosts
-from paceline.checks.patients import Examination, Patient, read_vitals
-from paceline.checks.quick import make_patient
+from paceline.checks.host_states import DetailsQuery, HostState, read_details
+from paceline.checks.quick import make_state
 from paceline.envs.opening import Opened
 from paceline.errors import HostError
 
@@ -16,44 +16,44 @@ _OWN = "paceline"
 _GAP = "  "
 
 
-def meet(opened: Opened) -> list[Patient]:
+def meet(opened: Opened) -> list[HostState]:
     """The details of all open hosts. Raises HostError where they can't be read."""
-    patients: list[Patient] = []
-    for index, reading in enumerate(read_vitals(opened.hosts, Examination(is_quick=True))):
-        if reading.vitals is None:
+    states: list[HostState] = []
+    for index, reading in enumerate(read_details(opened.hosts, DetailsQuery(is_quick=True))):
+        if reading.details is None:
             text = f"{opened.name(index)}: a process there could not read its details: {reading.problem}"
             raise HostError(text, hint=f"paceline check -H {opened.name(index)}")
         facts = opened.facts[index]
-        patients.append(make_patient(opened.hosts.hosts[index], facts, reading, (1, len(facts.gpus))))
-    return patients
+        states.append(make_state(opened.hosts.hosts[index], facts, reading, (1, len(facts.gpus))))
+    return states
 
 
-def find_differences(patients: Sequence[Patient]) -> list[Row]:
+def find_differences(states: Sequence[HostState]) -> list[Row]:
     """A row for Python, for torch, and for each package that is not the same everywhere; those with one remedy
     together."""
-    names = sorted({name for patient in patients for name in patient.vitals.packages} - {_OWN})
-    rows = compare_hosts([_ask_for_all(patient, names) for patient in patients], needs_torch=False).rows
+    names = sorted({name for state in states for name in state.details.packages} - {_OWN})
+    rows = compare_hosts([_ask_for_all(state, names) for state in states], needs_torch=False).rows
     kept = [
         row
         for row in rows
         if row.what in ("Python", *names) and row.what != "torch" and row.status in ("warning", "failure")
     ]
-    kept += [_other_build(row, patients) for row in rows if row.what == "torch" and len(set(row.values)) > 1]
+    kept += [_other_build(row, states) for row in rows if row.what == "torch" and len(set(row.values)) > 1]
     return sorted(dict.fromkeys(kept), key=lambda row: (row.what != "Python", row.remedy, row.what))
 
 
-def _other_build(row: Row, patients: Sequence[Patient]) -> Row:
+def _other_build(row: Row, states: Sequence[HostState]) -> Row:
     """Builds of one version talk to each other, so that a run starts; the environments are not the same, though."""
     has = next(index for index, value in enumerate(row.values) if value != "none")
-    others = [patient.name for patient, value in zip(patients, row.values, strict=True) if value != row.values[has]]
-    remedy = f"paceline env sync -H {','.join(others)} --from {patients[has].name}"
+    others = [state.name for state, value in zip(states, row.values, strict=True) if value != row.values[has]]
+    remedy = f"paceline env sync -H {','.join(others)} --from {states[has].name}"
     return dataclasses.replace(row, status="warning", remedy=remedy)
 
 
-def _ask_for_all(patient: Patient, names: Sequence[str]) -> Patient:
-    packages = patient.vitals.packages
+def _ask_for_all(state: HostState, names: Sequence[str]) -> HostState:
+    packages = state.details.packages
     imports = {name: {"found": name in packages, "version": packages.get(name)} for name in names}
-    return dataclasses.replace(patient, vitals=patient.vitals.replace(imports=imports))
+    return dataclasses.replace(state, details=state.details.replace(imports=imports))
 
 
 def render_differences(names: Sequence[str], rows: Sequence[Row], width: int) -> Iterator[str]:

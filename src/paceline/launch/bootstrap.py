@@ -21,7 +21,7 @@ NOT_INSTALLED = b"\x01paceline-not-installed\x01"
 
 _DRIVER_ONLY = {"checks", "cli", "envs", "explain", "lab", "watch"}
 _ERRANDS = {
-    "checks": {"__init__", "calls", "group_errand", "pair_errand", "speed_errand", "vitals", "vitals_machine"},
+    "checks": {"__init__", "calls", "group_errand", "pair_errand", "speed_errand", "details", "details_machine"},
     "envs": {"__init__", "inventory", "listing", "looking", "making", "pulling", "scripts"},
 }
 """What of them runs on hosts."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from paceline.checks import vitals, vitals_machine
+from paceline.checks import details, details_machine
 from paceline.launch.process import LEASE_VARIABLE
 
 V2 = "0::/user.slice/session.scope"
@@ -23,7 +23,7 @@ V1 = "5:cpu,cpuacct:/docker/abc\n4:memory:/docker/abc\n3:pids:/docker/abc"
 def pretend(monkeypatch: pytest.MonkeyPatch, **files: str) -> None:
     """Files of the kernel, by their path with `__` for each slash."""
     texts = {f"/{name.replace('__', '/')}": text for name, text in files.items()}
-    monkeypatch.setattr(vitals_machine, "read_text", lambda path: texts.get(path, ""))
+    monkeypatch.setattr(details_machine, "read_text", lambda path: texts.get(path, ""))
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, **files: str) -> None:
 )
 def test_the_driver(monkeypatch: pytest.MonkeyPatch, line: str, driver: str | None) -> None:
     pretend(monkeypatch, proc__driver__nvidia__version=f"{line}\nGCC version:  gcc version 12.3.0")
-    assert vitals_machine.read_gpu()["driver"] == driver
+    assert details_machine.read_gpu()["driver"] == driver
 
 
 def test_the_tightest_bound_of_the_groups_above(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,8 +48,8 @@ def test_the_tightest_bound_of_the_groups_above(monkeypatch: pytest.MonkeyPatch)
         "/sys/fs/cgroup/user.slice/memory.max": "4000000000",
         "/sys/fs/cgroup/user.slice/pids.max": "max",
     }
-    monkeypatch.setattr(vitals_machine, "read_text", lambda path: texts.get(path, ""))
-    assert vitals_machine.read_cgroup() == {"cores": 2.5, "memory": 4e9, "processes": None}
+    monkeypatch.setattr(details_machine, "read_text", lambda path: texts.get(path, ""))
+    assert details_machine.read_cgroup() == {"cores": 2.5, "memory": 4e9, "processes": None}
 
 
 def test_groups_of_the_first_version_whose_path_is_one_of_the_outside(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,18 +60,18 @@ def test_groups_of_the_first_version_whose_path_is_one_of_the_outside(monkeypatc
         "/sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
         "/sys/fs/cgroup/pids/pids.max": "512",
     }
-    monkeypatch.setattr(vitals_machine, "read_text", lambda path: texts.get(path, ""))
-    assert vitals_machine.read_cgroup() == {"cores": 1.5, "memory": None, "processes": 512.0}
+    monkeypatch.setattr(details_machine, "read_text", lambda path: texts.get(path, ""))
+    assert details_machine.read_cgroup() == {"cores": 1.5, "memory": None, "processes": 512.0}
 
 
 def test_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, proc__meminfo="MemTotal:  1000 kB\nMemAvailable:  10 kB\nSwapTotal: 5 kB")
-    assert vitals_machine.read_memory() == {"total": 1024000, "available": 10240, "swap": 5120, "free_swap": 0}
+    assert details_machine.read_memory() == {"total": 1024000, "available": 10240, "swap": 5120, "free_swap": 0}
 
 
 def test_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, proc__sys__kernel__osrelease="5.15.153.1-microsoft-standard-WSL2")
-    assert vitals_machine.find_container() == "wsl"
+    assert details_machine.find_container() == "wsl"
 
 
 def test_a_resolver_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_a_resolver_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> Non
         return []
 
     monkeypatch.setattr(socket, "getaddrinfo", wait)
-    resolver = vitals_machine.Resolver()
+    resolver = details_machine.Resolver()
     began_s = time.monotonic()
     assert resolver.wait(0.05) == {"addresses": [], "problem": "no answer", "elapsed_s": 0.05}
     assert time.monotonic() - began_s < 5
@@ -95,7 +95,7 @@ def test_a_name_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", fail)
-    assert vitals_machine.Resolver().wait(5.0)["problem"] == "Name or service not known"
+    assert details_machine.Resolver().wait(5.0)["problem"] == "Name or service not known"
 
 
 def test_processes_of_other_runs() -> None:
@@ -115,10 +115,10 @@ def test_processes_of_other_runs() -> None:
             led = int(leader.stdout.readline())
             found: dict[int, Any] = {}
             while not {lost.pid, led} <= found.keys():  # a process that has just begun may have no environment yet
-                found = {process["pid"]: process for process in vitals_machine.find_processes("another")}
+                found = {process["pid"]: process for process in details_machine.find_processes("another")}
             assert not found[lost.pid]["is_led"] and found[lost.pid]["run"] == "test-lost"
             assert found[led]["is_led"] and found[led]["command"] == "sleep 30" and found[led]["age_s"] < 60
-            assert lost.pid not in {process["pid"] for process in vitals_machine.find_processes("test-lost")}
+            assert lost.pid not in {process["pid"] for process in details_machine.find_processes("test-lost")}
         finally:
             os.kill(led, 9)
             lost.kill()
@@ -129,14 +129,14 @@ def test_packages_are_known_by_their_folders(tmp_path: Path) -> None:
     (tmp_path / "first" / "Foo_Bar-1.2.dist-info").mkdir(parents=True)
     (tmp_path / "second" / "foo.bar-1.1.dist-info").mkdir(parents=True)
     (tmp_path / "second" / "nvidia_nccl_cu12-2.27.3.dist-info").mkdir(parents=True)
-    found = vitals._read_packages([str(tmp_path / "first"), str(tmp_path / "second")])
+    found = details._read_packages([str(tmp_path / "first"), str(tmp_path / "second")])
     assert found == {"foo-bar": "1.2", "nvidia-nccl-cu12": "2.27.3"}, "the first on the path is the one that counts"
 
 
 def test_packages_of_another_name_than_the_module() -> None:
     packages = {"scikit-learn": "1.9", "pyyaml": "6.0"}
-    assert vitals._find_import("sklearn", packages)["version"] == "1.9"
-    assert vitals._find_import("no_such_module", packages) == {"found": False, "version": None}
+    assert details._find_import("sklearn", packages)["version"] == "1.9"
+    assert details._find_import("no_such_module", packages) == {"found": False, "version": None}
 
 
 def test_nccls_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ def test_nccls_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     path.write_text("# a comment\nNCCL_ALGO=Tree  # why\n\nNCCL_DEBUG = INFO\n")
     monkeypatch.setenv("NCCL_CONF_FILE", str(path))
     monkeypatch.setenv("HOME", str(tmp_path))
-    found = vitals._read_nccl_conf()
+    found = details._read_nccl_conf()
     assert found["NCCL_ALGO"] == f"Tree ({path})" and found["NCCL_DEBUG"] == f"INFO ({path})"
 
 
@@ -152,9 +152,9 @@ def test_data(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x").write_bytes(b"12345")
     (tmp_path / "y").write_bytes(b"12")
-    assert vitals._measure_data(str(tmp_path)) == {"path": str(tmp_path), "files": 2, "bytes": 7, "is_complete": True}
-    assert vitals._measure_data(None) is None
-    lacking = vitals._measure_data(str(tmp_path / "no"))
+    assert details._measure_data(str(tmp_path)) == {"path": str(tmp_path), "files": 2, "bytes": 7, "is_complete": True}
+    assert details._measure_data(None) is None
+    lacking = details._measure_data(str(tmp_path / "no"))
     assert lacking is not None and lacking["files"] == 0
 
 
@@ -162,8 +162,8 @@ def test_shared_memory_that_nobody_uses(monkeypatch: pytest.MonkeyPatch) -> None
     path = Path(f"/dev/shm/torch_{os.getpid()}_test")
     path.write_bytes(b"1234")
     try:
-        assert str(path) in {file["path"] for file in vitals_machine.find_shm_leftovers()}
-        monkeypatch.setattr(vitals_machine, "_mapped_shm", lambda: {str(path)})
-        assert str(path) not in {file["path"] for file in vitals_machine.find_shm_leftovers()}
+        assert str(path) in {file["path"] for file in details_machine.find_shm_leftovers()}
+        monkeypatch.setattr(details_machine, "_mapped_shm", lambda: {str(path)})
+        assert str(path) not in {file["path"] for file in details_machine.find_shm_leftovers()}
     finally:
         path.unlink()

@@ -17,7 +17,7 @@ import tempfile
 import time
 from typing import Any
 
-from paceline.checks import vitals_machine
+from paceline.checks import details_machine
 from paceline.launch.facts import state_folder
 from paceline.records import Record
 
@@ -55,7 +55,7 @@ _OTHER_NAMES = {
 """Imports whose package has another name, of those that training scripts use most."""
 
 
-class Vitals(Record):
+class Details(Record):
     """One host, as its own interpreter sees it. Sizes in bytes; None: there is no such thing, or it can't be read."""
 
     environment: str
@@ -74,7 +74,7 @@ class Vitals(Record):
     torch_version: str | None
     torch_cuda: str | None
     gpu: dict[str, Any]
-    """What `vitals_machine.read_gpu` says."""
+    """What `details_machine.read_gpu` says."""
     nccl_libraries: list[str]
     """Every libnccl.so.2 that this interpreter could come to load."""
     shm: dict[str, int] | None
@@ -120,11 +120,11 @@ class Vitals(Record):
 
 def main(argument: dict[str, Any]) -> dict[str, Any]:
     """`argument`: {`run`: our own run's id, `imports`: module names, `resolve_limit_s`, `data`: a folder or None}."""
-    resolver = vitals_machine.Resolver()
+    resolver = details_machine.Resolver()
     folders = _package_folders()
     packages = _read_packages(folders)
     torch_path, torch_version, torch_cuda = _read_torch()
-    vitals = Vitals(
+    details = Details(
         environment=_environment(),
         prefix=sys.prefix,
         can_install=_can_install(),
@@ -134,34 +134,34 @@ def main(argument: dict[str, Any]) -> dict[str, Any]:
         torch_path=torch_path,
         torch_version=torch_version,
         torch_cuda=torch_cuda,
-        gpu=vitals_machine.read_gpu(),
+        gpu=details_machine.read_gpu(),
         nccl_libraries=_find_nccl(folders),
-        shm=vitals_machine.read_space("/dev/shm"),
+        shm=details_machine.read_space("/dev/shm"),
         limits={name: list(resource.getrlimit(number)) for name, number in _LIMITS.items()},
         disks={"state": _read_disk(state_folder()), "temporary": _read_disk(_temporary_folder())},
-        cgroup=vitals_machine.read_cgroup(),
-        memory=vitals_machine.read_memory(),
+        cgroup=details_machine.read_cgroup(),
+        memory=details_machine.read_memory(),
         num_cpus=os.cpu_count() or 1,
         load=os.getloadavg()[0],
         encoding=locale.getpreferredencoding(False),
         time_zone=time.strftime("%z"),
         hostname=os.uname().nodename,
-        boot_id=vitals_machine.read_text("/proc/sys/kernel/random/boot_id"),
-        machine_id=vitals_machine.read_text("/etc/machine-id"),
-        namespaces={name: vitals_machine.read_link(f"/proc/self/ns/{name}") for name in ("net", "ipc", "mnt")},
-        container=vitals_machine.find_container(),
-        has_ipv6=bool(vitals_machine.read_text("/proc/net/if_inet6")),
+        boot_id=details_machine.read_text("/proc/sys/kernel/random/boot_id"),
+        machine_id=details_machine.read_text("/etc/machine-id"),
+        namespaces={name: details_machine.read_link(f"/proc/self/ns/{name}") for name in ("net", "ipc", "mnt")},
+        container=details_machine.find_container(),
+        has_ipv6=bool(details_machine.read_text("/proc/net/if_inet6")),
         rdma_devices=sorted(os.path.basename(path) for path in glob.glob("/sys/class/infiniband/*")),
         variables={name: value for name, value in sorted(os.environ.items()) if name.startswith(_TELLING)},
         nccl_conf=_read_nccl_conf(),
-        processes=vitals_machine.find_processes(str(argument["run"])),
-        shm_leftovers=vitals_machine.find_shm_leftovers(),
+        processes=details_machine.find_processes(str(argument["run"])),
+        shm_leftovers=details_machine.find_shm_leftovers(),
         data=_measure_data(argument["data"]),
         resolved=resolver.wait(float(argument["resolve_limit_s"])),
         wall_s=time.time(),
         monotonic_s=time.monotonic(),
     )
-    return vitals.as_dict()
+    return details.as_dict()
 
 
 def _environment() -> str:
@@ -213,7 +213,7 @@ def _read_torch() -> tuple[str | None, str | None, str | None]:
     spec = importlib.util.find_spec("torch")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         path = os.path.join(folder, "version.py")
-        text = vitals_machine.read_text(path)
+        text = details_machine.read_text(path)
         version = re.search(r"^__version__ = '([^']+)'", text, re.MULTILINE)
         cuda = re.search(r"^cuda[^=]*= '([^']+)'", text, re.MULTILINE)
         if text:
@@ -245,7 +245,7 @@ def _temporary_folder() -> str:
 
 
 def _read_disk(path: str) -> dict[str, Any]:
-    space = vitals_machine.read_space(path) or {"total": 0, "free": 0}
+    space = details_machine.read_space(path) or {"total": 0, "free": 0}
     try:
         stat = os.statvfs(path)
     except OSError:
@@ -258,7 +258,7 @@ def _read_nccl_conf() -> dict[str, str]:
     paths = ["/etc/nccl.conf", os.path.expanduser("~/.nccl.conf"), os.environ.get("NCCL_CONF_FILE", "")]
     found: dict[str, str] = {}
     for path in filter(None, paths):
-        for line in vitals_machine.read_text(path).splitlines():
+        for line in details_machine.read_text(path).splitlines():
             name, equals, value = line.partition("#")[0].partition("=")
             if equals:
                 found[name.strip()] = f"{value.strip()} ({path})"
