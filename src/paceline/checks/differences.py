@@ -14,7 +14,7 @@ from paceline.checks.host_states import HostState
 from paceline.checks.identities import check_one_machine_each
 from paceline.checks.results import Result, as_findings, collect
 from paceline.launch.compare import Difference, compare_facts
-from paceline.units import format_bytes
+from paceline.units import format_bytes, format_duration
 
 # Within it, lines of several hosts' logs can still be told in order, and make-like tools see no file of the future.
 CLOCK_LIMIT_S = 1.0
@@ -256,7 +256,7 @@ def _describe_clock(low_s: float, high_s: float) -> str:
     if abs(middle_s) <= max(error_s, 0.1):
         return "0.0 s off"
     side = "ahead" if middle_s > 0 else "behind"
-    return f"{abs(middle_s):.1f} s {side} (± {error_s:.1f} s)"
+    return f"{format_duration(abs(middle_s))} {side} (± {format_duration(error_s)})"
 
 
 @check("same-data")
