@@ -17,6 +17,7 @@ import pytest
 from made_up_hosts import make_gpu_state, make_state
 from paceline.checks.examine import Examined
 from paceline.checks.findings import Finding, Status, worst_first
+from paceline.checks.matrix import Matrix
 from paceline.checks.quick import check_states
 from paceline.cli import findings as render
 
@@ -104,6 +105,21 @@ def test_json() -> None:
     assert torch["mark"] == "stop"
     assert {row["mark"] for row in record["differences"]} == {"stop", "fine"}
     assert {"check", "status", "where", "text", "remedy"} == set(record["findings"][0])
+    assert record["pairs"] == []
+
+
+def test_json_has_what_the_matrix_shows() -> None:
+    matrix = Matrix(
+        names=["alice", "bob"],
+        rates_mbps={(0, 1): 941.0},
+        round_trips_ms={(0, 1): 0.2, (1, 0): 0.3},
+        broken=frozenset({(1, 0)}),
+    )
+    record = json.loads(render.as_json(Examined(states=(), rows=(), findings=(), matrix=matrix), 0))
+    assert record["pairs"] == [
+        {"from": "alice", "to": "bob", "mbps": 941.0, "round_trip_ms": 0.2, "is_broken": False},
+        {"from": "bob", "to": "alice", "mbps": None, "round_trip_ms": 0.3, "is_broken": True},
+    ]
 
 
 def start(*words: str, folder: Path) -> subprocess.Popen[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 MAX_COLUMNS = 8
 """With more hosts than this there is one line per host instead of a line per pair."""
@@ -25,6 +26,21 @@ class Matrix:
     round_trips_ms: Mapping[Pair, float]
     broken: frozenset[Pair] = frozenset()
     """Pairs that could not be connected, or whose transfer stalled."""
+
+    def as_list(self) -> list[dict[str, Any]]:
+        """For programs: {`from`, `to`, `mbps`, `round_trip_ms`, `is_broken`} of each pair of which something is known;
+        what was not measured is None."""
+        pairs = sorted({*self.rates_mbps, *self.round_trips_ms, *self.broken})
+        return [
+            {
+                "from": self.names[pair[0]],
+                "to": self.names[pair[1]],
+                "mbps": self.rates_mbps.get(pair),
+                "round_trip_ms": self.round_trips_ms.get(pair),
+                "is_broken": pair in self.broken,
+            }
+            for pair in pairs
+        ]
 
 
 def render_matrix(matrix: Matrix) -> list[str]:

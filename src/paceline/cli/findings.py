@@ -110,6 +110,7 @@ def as_json(examined: Examined, exit_code: int) -> str:
             {"what": row.what, "values": list(row.values), "mark": _MARKS.get(row.status, "fine")}
             for row in examined.rows
         ],
+        "pairs": examined.matrix.as_list() if examined.matrix is not None else [],
         "findings": [dataclasses.asdict(finding) for finding in examined.findings],
     }
     return json.dumps(record, indent=2)
