@@ -66,7 +66,7 @@ def test_groups_of_the_first_version_whose_path_is_one_of_the_outside(monkeypatc
 
 def test_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, proc__meminfo="MemTotal:  1000 kB\nMemAvailable:  10 kB\nSwapTotal: 5 kB")
-    assert details_machine.read_memory() == {"total": 1024000, "available": 10240, "swap": 5120, "free_swap": 0}
+    assert details_machine.read_memory() == {"total": 1024000, "available": 10240}
 
 
 def test_a_container(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,9 +84,9 @@ def test_slots_that_can_not_be() -> None:
 @pytest.mark.parametrize(
     ("results", "status", "text", "remedy"),
     [
-        (examine.check_reachable(None), "ok", "the agent work", ""),
+        (examine.check_reachable(Host(name="bob"), None), "ok", "the agent work", ""),
         (
-            examine.check_reachable(HostError("bob: ssh refused the key", hint="ssh-copy-id bob")),
+            examine.check_reachable(Host(name="bob"), HostError("bob: ssh refused the key", hint="ssh-copy-id bob")),
             "failure",
             "ssh",
             "ssh-",

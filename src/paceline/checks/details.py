@@ -18,7 +18,7 @@ import time
 from typing import Any
 
 from paceline.checks import details_machine
-from paceline.launch.facts import state_folder
+from paceline.launch.facts import find_torch, state_folder
 from paceline.records import Record
 
 QUICK_RESOLVE_LIMIT_S = 0.25
@@ -62,8 +62,6 @@ class Details(Record):
     """`venv`, `conda`, `conda base` or `system`."""
     prefix: str
     """The environment's folder."""
-    can_install: bool
-    """Whether the interpreter has pip, and its system lets it install."""
     user_site: str
     """The user's own packages, which this interpreter looks into as well; empty where it doesn't."""
     packages: dict[str, str]
@@ -86,7 +84,7 @@ class Details(Record):
     cgroup: dict[str, float | None]
     """{`cores`, `memory`, `processes`}: what the control group allows."""
     memory: dict[str, int]
-    """{`total`, `available`, `swap`, `free_swap`}."""
+    """{`total`, `available`}."""
     num_cpus: int
     """All that the machine has, whatever this process may use."""
     load: float
@@ -104,7 +102,6 @@ class Details(Record):
     """`net`, `ipc`, `mnt`: which of the kernel's worlds this process lives in."""
     container: str
     """`docker`, `podman`, `kubernetes`, `lxc`, ..., `wsl`, or empty."""
-    has_ipv6: bool
     rdma_devices: list[str]
     variables: dict[str, str]
     """NCCL_*, GLOO_*, TORCH_*, CUDA_*, PYTORCH_* and the like, as they are set there."""
@@ -123,11 +120,10 @@ def main(argument: dict[str, Any]) -> dict[str, Any]:
     resolver = details_machine.Resolver()
     folders = _package_folders()
     packages = _read_packages(folders)
-    torch_path, torch_version, torch_cuda = _read_torch()
+    torch_path, torch_version, torch_cuda = find_torch()
     details = Details(
         environment=_environment(),
         prefix=sys.prefix,
-        can_install=_can_install(),
         user_site=site.getusersitepackages() if site.ENABLE_USER_SITE else "",
         packages=packages,
         imports={name: _find_import(name, packages) for name in argument["imports"]},
@@ -150,7 +146,6 @@ def main(argument: dict[str, Any]) -> dict[str, Any]:
         machine_id=details_machine.read_text("/etc/machine-id"),
         namespaces={name: details_machine.read_link(f"/proc/self/ns/{name}") for name in ("net", "ipc", "mnt")},
         container=details_machine.find_container(),
-        has_ipv6=bool(details_machine.read_text("/proc/net/if_inet6")),
         rdma_devices=sorted(os.path.basename(path) for path in glob.glob("/sys/class/infiniband/*")),
         variables={name: value for name, value in sorted(os.environ.items()) if name.startswith(_TELLING)},
         nccl_conf=_read_nccl_conf(),
@@ -168,14 +163,6 @@ def _environment() -> str:
     if os.path.isdir(os.path.join(sys.prefix, "conda-meta")):
         return "conda base" if os.path.isdir(os.path.join(sys.prefix, "condabin")) else "conda"
     return "venv" if sys.prefix != sys.base_prefix else "system"
-
-
-def _can_install() -> bool:
-    """Debian's own Python refuses pip, and a bare venv has none."""
-    mark = os.path.join(os.path.dirname(os.__file__), "EXTERNALLY-MANAGED")
-    is_closed = sys.prefix == sys.base_prefix and os.path.exists(mark)
-    # Looked for by hand: to ask the import system for pip wakes hooks of setuptools.
-    return any(os.path.isdir(os.path.join(folder, "pip")) for folder in sys.path) and not is_closed
 
 
 def _package_folders() -> list[str]:
@@ -206,19 +193,6 @@ def _find_import(name: str, packages: dict[str, str]) -> dict[str, Any]:
         found = False
     names = [normalise(name), *_OTHER_NAMES.get(name, ())]
     return {"found": found, "version": next((packages[n] for n in names if n in packages), None)}
-
-
-def _read_torch() -> tuple[str | None, str | None, str | None]:
-    """(version file, version, CUDA)."""
-    spec = importlib.util.find_spec("torch")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        path = os.path.join(folder, "version.py")
-        text = details_machine.read_text(path)
-        version = re.search(r"^__version__ = '([^']+)'", text, re.MULTILINE)
-        cuda = re.search(r"^cuda[^=]*= '([^']+)'", text, re.MULTILINE)
-        if text:
-            return path, version[1] if version else None, cuda[1] if cuda else None
-    return None, None, None
 
 
 def _find_nccl(folders: list[str]) -> list[str]:

@@ -53,7 +53,7 @@ def read_space(path: str) -> dict[str, int] | None:
 
 def read_gpu() -> dict[str, Any]:
     """{`driver`: version of the kernel module or None, `libcuda`: versions on the disk, `cards`: NVIDIA cards on the
-    bus, `devices`: /dev/nvidia0 and on, `has_uvm`, `errors`: lines of the kernel log, or None where it is closed}."""
+    bus, `devices`: /dev/nvidia0 and on, `errors`: lines of the kernel log, or None where it is closed}."""
     version = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", read_text("/proc/driver/nvidia/version").split("\n")[0])
     libraries = glob.glob("/usr/lib*/libcuda.so.*.*") + glob.glob("/usr/lib/*/libcuda.so.*.*")
     return {
@@ -61,7 +61,6 @@ def read_gpu() -> dict[str, Any]:
         "libcuda": sorted({path.partition("libcuda.so.")[2] for path in libraries}),
         "cards": sum(_is_nvidia_card(folder) for folder in glob.glob("/sys/bus/pci/devices/*")),
         "devices": sorted(path for path in glob.glob("/dev/nvidia*") if path[len("/dev/nvidia") :].isdigit()),
-        "has_uvm": os.path.exists("/dev/nvidia-uvm"),
         "errors": _read_gpu_errors(),
     }
 
@@ -78,10 +77,10 @@ def _read_gpu_errors() -> list[str] | None:
 
 
 def read_memory() -> dict[str, int]:
-    """{`total`, `available`, `swap`, `free_swap`} bytes."""
+    """{`total`, `available`} bytes."""
     split = (line.partition(":") for line in read_text("/proc/meminfo").splitlines())
     lines = {name: value for name, _, value in split}
-    names = {"total": "MemTotal", "available": "MemAvailable", "swap": "SwapTotal", "free_swap": "SwapFree"}
+    names = {"total": "MemTotal", "available": "MemAvailable"}
     return {key: int((lines.get(name) or "0 kB").split()[0]) * 1024 for key, name in names.items()}
 
 

@@ -62,7 +62,7 @@ class Examined:
 
 
 @check("reachable")
-def check_reachable(error: HostError | None) -> Iterator[Result]:
+def check_reachable(host: Host, error: HostError | None) -> Iterator[Result]:
     """Each host lets paceline in.
 
     What it looks at
@@ -77,7 +77,7 @@ def check_reachable(error: HostError | None) -> Iterator[Result]:
     if error is None:
         yield ok("ssh, the interpreter and the agent work")
         return
-    yield failure(error.message.partition(": ")[2] or error.message, error.hint or "")
+    yield failure(error.message.partition(": ")[2] or error.message, error.hint or f"ssh {host.ssh_destination} true")
 
 
 @check("wires")
@@ -126,7 +126,7 @@ def examine(options: CheckOptions) -> Examined:
             found = _examine_all(hosts, options, imports)
         except HostsError as error:  # those that could be opened are opened anew, without the others
             for index, failed in error.failures.items():
-                earlier += run_check(check_reachable, hosts[index].name, failed)
+                earlier += run_check(check_reachable, hosts[index].name, hosts[index], failed)
             hosts = [host for index, host in enumerate(hosts) if index not in error.failures]
         else:
             return dataclasses.replace(found, findings=tuple(worst_first([*earlier, *found.findings])))
@@ -150,7 +150,7 @@ def _examine_all(hosts: Sequence[Host], options: CheckOptions, imports: tuple[st
         facts = opened.open(f"check-{secrets.token_hex(4)}", pythons, grace_s=_GRACE_S)
         findings: list[Finding] = []
         for host in hosts:
-            findings += run_check(check_reachable, host.name, None)
+            findings += run_check(check_reachable, host.name, host, None)
         query = DetailsQuery(imports=imports, data=options.data, is_quick=is_quick)
         states = _meet(opened, facts, query, findings)
         judged, rows = check_states(states)

@@ -71,7 +71,9 @@ def check(
 
 def _find_script(script: Path) -> Path:
     if not script.is_file():
-        raise InputError(f"there is no script {script} in {Path.cwd()}")
+        raise InputError(
+            f"there is no script {script} in {Path.cwd()}", hint="check the spelling; -H comes before it or after"
+        )
     return script.absolute()
 
 

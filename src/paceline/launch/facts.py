@@ -50,7 +50,7 @@ def state_folder() -> str:
 
 def gather_facts() -> Facts:
     """Read the facts of this host."""
-    torch_version, cuda_version = _torch_versions()
+    _, torch_version, cuda_version = find_torch()
     folder = state_folder()
     os.makedirs(folder, mode=0o700, exist_ok=True)
     return Facts(
@@ -70,18 +70,21 @@ def gather_facts() -> Facts:
     )
 
 
-def _torch_versions() -> tuple[str | None, str | None]:
+def find_torch() -> tuple[str | None, str | None, str | None]:
+    """(the file that tells its version, PyTorch's version, the CUDA that it was built for), without importing it; None
+    where there is no PyTorch or a CPU build. A version that the file doesn't tell is `unknown`."""
     spec = importlib.util.find_spec("torch")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
+        path = os.path.join(folder, "version.py")
         try:
-            with open(os.path.join(folder, "version.py"), encoding="utf-8") as file:
+            with open(path, encoding="utf-8") as file:
                 text = file.read()
         except OSError:
             continue
         version = re.search(r"^__version__ = '([^']+)'", text, re.MULTILINE)
         cuda = re.search(r"^cuda[^=]*= '([^']+)'", text, re.MULTILINE)
-        return (version[1] if version else "unknown"), (cuda[1] if cuda else None)
-    return None, None
+        return path, (version[1] if version else "unknown"), (cuda[1] if cuda else None)
+    return None, None, None
 
 
 def _gpu_names() -> list[str]:
