@@ -71,9 +71,7 @@ def check(
 
 def _find_script(script: Path) -> Path:
     if not script.is_file():
-        raise InputError(
-            f"there is no script {script} in {Path.cwd()}", hint="check the spelling; -H comes before it or after"
-        )
+        raise InputError(f"there is no script {script} in {Path.cwd()}", hint="check the spelling: ls")
     return script.absolute()
 
 
