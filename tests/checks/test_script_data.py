@@ -9,6 +9,8 @@ from script_cases import SETUP, Case, confirm, look
 
 WRAPPED = SETUP + "dataset = make(); model = DDP(nn.Linear(1, 1))\n"
 
+SCORED = SETUP + "for batch in test_batches:\n    right += count(batch)\n"
+
 CASES = [
     Case(
         check="missing-set-epoch",
@@ -89,6 +91,7 @@ CASES = [
         bad="val_sampler = DistributedSampler(val_set, shuffle=False)  #!\n",
         good="val_sampler = DistributedSampler(val_set, shuffle=False, drop_last=True)\n",
         remedy="val_sampler = DistributedSampler(val_set, shuffle=False, drop_last=True)",
+        head=SCORED,
     ),
     Case(
         check="padded-evaluation",
@@ -102,6 +105,7 @@ CASES = [
             return DataLoader(data, sampler=DistributedSampler(data))
         train, more = load(train_set), load(latest_set)
         """,
+        head=SCORED,
     ),
     Case(
         check="padded-evaluation",
@@ -121,6 +125,7 @@ CASES = [
                 self.test = self.loader
         train(Data())
         """,
+        head=SCORED,
     ),
     Case(
         check="padded-evaluation",
@@ -129,6 +134,7 @@ CASES = [
         loader = DataLoader(dev_set, sampler=DistributedSampler(dev_set))
         scores = gather(loader)[: len(dev_set)]
         """,
+        head=SCORED,
     ),
     Case(
         check="batch-size-and-learning-rate",
@@ -175,3 +181,26 @@ def test_frameworks_are_not_accused_of_what_they_do(tmp_path: Path, framework: s
     text += "train_loader = DataLoader(dataset, shuffle=True)\nval_sampler = DistributedSampler(val_set)\n"
     text += "train_sampler = DistributedSampler(train_set)\nfor epoch in range(9): pass\n"
     assert look(tmp_path, text) == []
+
+
+def test_without_a_metric_repeated_samples_do_no_harm(tmp_path: Path) -> None:
+    text = SETUP + "val_sampler = DistributedSampler(val_set)\nfor batch in val_batches:\n    print(model(batch))\n"
+    assert look(tmp_path, text) == []
+
+
+def test_a_sampler_out_of_reach_is_not_named(tmp_path: Path) -> None:
+    text = (
+        WRAPPED
+        + """
+class Data:
+    def __init__(self):
+        sampler = DistributedSampler(dataset)
+        self.loader = DataLoader(dataset, sampler=sampler)
+def fit():
+    for epoch in range(9):
+        for x in Data().loader: pass
+fit()
+"""
+    )
+    [found] = [one for one in look(tmp_path, text) if one.check == "missing-set-epoch"]
+    assert found.remedy.startswith("hand this sampler on, and call its set_epoch(epoch)")

@@ -113,7 +113,7 @@ CASES = [
         status="failure",
         bad=SPAWN + "mp.spawn(main, args=(4,), nprocs=4)  #!\n",
         good=SPAWN + 'main(int(os.environ["LOCAL_RANK"]), 4)\n',
-        remedy="main(int(os.environ['LOCAL_RANK']), 4)",
+        remedy="main(int(os.environ.get('LOCAL_RANK', 0)), 4) once, and no processes",
         head=IMPORTS,
     ),
     Case(
@@ -127,7 +127,7 @@ CASES = [
         status="failure",
         bad=SPAWN + "for rank in range(2):\n    mp.Process(target=main, args=(rank, 2)).start()  #!\n",
         good=SPAWN + "def fill(queue): pass\nmp.Process(target=fill, args=([],)).start()\n",
-        remedy='main(int(os.environ["RANK"]), 2).start()',
+        remedy='main(int(os.environ.get("RANK", 0)), 2) once, and no processes',
         head=IMPORTS,
     ),
     Case(
@@ -146,7 +146,7 @@ CASES = [
             print(torch.cuda.device_count())
         start(0)
         """,
-        remedy='world_size = int(os.environ["WORLD_SIZE"])',
+        remedy='world_size = int(os.environ.get("WORLD_SIZE", 1))',
         head=IMPORTS,
     ),
     Case(
@@ -180,7 +180,7 @@ CASES = [
         rank = int(os.environ["RANK"])
         sampler = DistributedSampler([1], num_replicas=8, rank=rank)
         """,
-        remedy='rank=int(os.environ["RANK"])',
+        remedy='rank=int(os.environ.get("RANK", 0))',
     ),
     Case(
         check="no-process-group",

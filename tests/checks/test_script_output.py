@@ -9,7 +9,7 @@ from script_cases import SETUP, Case, confirm, look
 
 from paceline.checks.script import check_script
 
-LOOP = SETUP + "model = DDP(nn.Linear(1, 1))\nfrom tqdm import tqdm\n"
+LOOP = "import torchvision\n" + SETUP + "model = DDP(nn.Linear(1, 1))\nfrom tqdm import tqdm\n"
 
 CASES = [
     Case(
@@ -32,6 +32,8 @@ CASES = [
             if loss.isnan():
                 print("no number")
                 sys.exit(1)
+            if step == profiled:
+                print("once")
         for x in evaluation:
             print(x)
         """,
@@ -65,12 +67,13 @@ CASES = [
     ),
     Case(
         check="progress-bar-on-every-rank",
-        bad="for x in tqdm(loader): pass  #!\n",
+        bad="for x in tqdm(loader): x.backward()  #!\n",
         good="""
-        for x in tqdm(loader, disable=rank != 0): pass
-        for x in tqdm(loader) if dist.get_rank() == 0 else loader: pass
+        for x in tqdm(loader, disable=rank != 0): x.backward()
+        for x in tqdm(loader) if dist.get_rank() == 0 else loader: x.backward()
+        for part in tqdm(download): part.write()
         """,
-        remedy="for x in tqdm(loader, disable=dist.get_rank() != 0): pass",
+        remedy="for x in tqdm(loader, disable=dist.get_rank() != 0): x.backward()",
         head=LOOP,
     ),
     Case(
@@ -88,11 +91,13 @@ CASES = [
         parser.parse_args()
         root = "/path/to/sets"
         route = "/api/v1"
+        torchvision.datasets.MNIST("../data", download=True)
+        torchvision.datasets.MNIST("../data", train=False)
         open("words.txt")
         open(os.path.join(os.path.dirname(__file__), "../words.txt"))
         os.path.join(os.path.dirname(__file__), "../words.txt")
         """,
-        remedy='parser.add_argument("--data", default=os.environ["DATA"])',
+        remedy='parser.add_argument("--data", default=os.environ.get("DATA", ' + "'/data/imagenet'))",
         head=LOOP,
     ),
 ]
@@ -104,7 +109,7 @@ def test_rule(tmp_path: Path, case: Case) -> None:
 
 
 def test_bars_are_counted(tmp_path: Path) -> None:
-    bars = "for x in tqdm(loader): pass\n" * 3 + "for x in tqdm(loader): pass  # paceline: ignore\n"
+    bars = "for x in tqdm(loader): x.backward()\n" * 3 + "for x in tqdm(loader): x.backward()  # paceline: ignore\n"
     assert [one.text for one in look(tmp_path, LOOP + bars)] == ["every rank shows this bar, and 2 more in this file"]
 
 

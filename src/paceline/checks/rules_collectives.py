@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from paceline.checks.findings import Finding, check
 from paceline.checks.guards import Who, guards_of
-from paceline.checks.program import Owned
+from paceline.checks.program import Owned, Program
 from paceline.checks.source import Source, argument_of, parameters_of
 from paceline.checks.training import Wrapper, training_of
 
@@ -174,25 +175,42 @@ def find_forward_on_one_rank(source: Source) -> Iterator[Finding]:
 
     What it looks at
         Calls of a wrapped model below `if rank == 0` and its like, directly or in a function that is called there, as
-        in evaluations that rank 0 does alone.
+        in evaluations that rank 0 does alone; where the model may have buffers.
 
     Why it matters
         The wrapper broadcasts the model's buffers before a forward pass. If it has any, as with batch normalisation,
         rank 0 waits there for ever, or takes part in the others' next step.
 
     How to mend it
-        Call what is inside the wrapper: `model.module`.
+        Call what is inside the wrapper: `model.module`, where there is a wrapper.
     """
+    if not _has_buffers(source.program):
+        return
     for call, _, found in _lonely(source):
         if found.wrapper != "ddp":
             continue
         model = ast.unparse(found.call.func)
         place = "" if found.call is call else f", at {found.source.at(found.call)}"
         text = f"rank 0 alone calls {model} through its wrapper{place}; with buffers (batch normalisation) it hangs"
-        remedy = found.source.replaced((found.call.func, f"{model}.module"))
+        inner = f'getattr({model}, "module", {model})'  # it may not be wrapped in a run of one process
+        remedy = found.source.replaced((found.call.func, inner))
         if found.call is not call:
-            remedy = f"{remedy}  # at {found.source.at(found.call)}, or pass {model}.module"
+            remedy = f"{remedy}  # at {found.source.at(found.call)}, or pass {inner}"
         yield source.finding("forward-on-one-rank", "warning", call, text, remedy)
+
+
+@functools.lru_cache(maxsize=1)
+def _has_buffers(program: Program) -> bool:
+    """Models come from elsewhere, or have batch normalisation or buffers of their own, as far as is known."""
+    if any(name.startswith(("torchvision.models.", "timm.")) or "BatchNorm" in name for name in program.dotted_names):
+        return True
+    return any(
+        isinstance(call.func, ast.Attribute)
+        and call.func.attr == "register_buffer"
+        and not list(guards_of(program).conditions(source, call))
+        for source in program.sources
+        for call in source.find(ast.Call)
+    )
 
 
 @check("one-rank-leaves")

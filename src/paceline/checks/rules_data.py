@@ -17,6 +17,8 @@ _EVALUATION = re.compile(r"(^|[_\W])(val|valid|validation|eval|evaluation|test|d
 _TRAINING = re.compile(r"(^|[_\W])train", re.I)
 _SHARDS = re.compile(r"shard|split_(dataset_)?by_(node|rank)|webdataset|wds\.|partition|scatter|IterableDataset", re.I)
 _COUNTS = re.compile(r"gpu|world|device|rank|node|replica|procs|tasks|num_proc", re.I)
+_BATCHES = re.compile(r"load|dl$|batch|val|test|eval|dev|metric", re.I)
+_ADDING = {"update", "append", "extend", "add", "add_batch", "accumulate", "all_reduce", "all_gather", "gather"}
 _OWN_DIVISION = {"accelerate", "lightning", "deepspeed", "transformers", "paceline", "other"}
 """Frameworks that may divide the data themselves."""
 
@@ -132,7 +134,11 @@ def find_missing_set_epoch(source: Source) -> Iterator[Finding]:
         )
         epoch = next((name for name in names if "epoch" in name), names[0] if names else "epoch")
         text = "the sampler is never told the epoch, so that every epoch has the same order"
-        remedy = f"{_sampler_name(source, call)}.set_epoch({epoch})  # first in the loop of {home.at(head)}"
+        is_in_reach = source is home and source.function_of(call) in (None, home.function_of(head))
+        called = f"{_sampler_name(source, call)}.set_epoch({epoch})"
+        if not is_in_reach:
+            called = f"hand this sampler on, and call its set_epoch({epoch})"
+        remedy = f"{called}  # first in the loop of {home.at(head)}"
         yield source.finding("missing-set-epoch", "warning", call, text, remedy)
 
 
@@ -232,7 +238,8 @@ def find_padded_evaluation(source: Source) -> Iterator[Finding]:
     """No sample is counted twice in an evaluation.
 
     What it looks at
-        A DistributedSampler for data that is called val, valid, eval, test or dev, without `drop_last=True`.
+        A DistributedSampler for data that is called val, valid, eval, test or dev, without `drop_last=True`, in scripts
+        that add something up over batches without training on them.
 
     Why it matters
         It repeats samples until all ranks have equally many. Metrics so depend on the number of ranks, unless the
@@ -243,6 +250,8 @@ def find_padded_evaluation(source: Source) -> Iterator[Finding]:
         over all ranks, and divide.
     """
     if training_of(source.program).frameworks & _OWN_DIVISION or _takes_repeated_out(source.program):
+        return
+    if not _has_metric(source.program):
         return
     for call in source.find(ast.Call):
         if not is_sampler(source.resolve(call.func)) or argument_of(call, "drop_last", 5) is not None:
@@ -257,6 +266,23 @@ def find_padded_evaluation(source: Source) -> Iterator[Finding]:
         text = "where the ranks don't divide the number of samples, some are counted twice in the metrics"
         remedy = f"{source.with_keyword(call, 'drop_last', 'True')}  # and the samples left over on one rank"
         yield source.finding("padded-evaluation", "warning", call, text, remedy)
+
+
+@functools.lru_cache(maxsize=1)
+def _has_metric(program: Program) -> bool:
+    """Something is added up in a loop over batches that doesn't train, or all of that is left to another module."""
+    training = training_of(program)
+    for source in program.sources:
+        for loop in source.find(ast.For):
+            if training.learns_in(source, loop) or not _BATCHES.search(ast.unparse(loop.iter)):
+                continue
+            if any(isinstance(node, ast.AugAssign) or _adds_up(node) for node in ast.walk(loop)):
+                return True
+    return False
+
+
+def _adds_up(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _ADDING
 
 
 @functools.lru_cache(maxsize=1)

@@ -138,11 +138,10 @@ def find_device_from_rank(source: Source) -> Iterator[Finding]:
 
     What it looks at
         What is passed to `torch.cuda.set_device`, `.cuda()`, `.to()`, `torch.device("cuda", …)` and `device_ids`, and
-        f"cuda:{…}"; and the rank modulo `torch.cuda.device_count()`.
+        f"cuda:{…}". The rank modulo the number of GPUs is right: a host's ranks follow each other.
 
     Why it matters
-        On the second host the ranks go on counting: rank 8 asks for a GPU 8 that isn't there. The rank modulo the
-        number of GPUs is right only while all hosts have, and use, the same number.
+        On the second host the ranks go on counting: rank 8 asks for a GPU 8 that isn't there.
 
     How to mend it
         Use LOCAL_RANK, which every launcher sets.
@@ -164,15 +163,6 @@ def find_device_from_rank(source: Source) -> Iterator[Finding]:
             f"{text} is the rank in the whole run, so that the second host is asked for GPUs that it hasn't got",
             source.replaced((expression, LOCAL_RANK_TEXT)),
         )
-    for node in source.find(ast.BinOp):
-        if not isinstance(node.op, ast.Mod) or not _is_for_device(source, node):
-            continue
-        if not _counts_gpus(source, node.right) or _is_of_scheduler(source, node.left):
-            continue
-        if guards.rank_scope(source, node.left) == "run" and not is_one_process_only(source, node):
-            text = f"{ast.unparse(node)} is the right GPU only where all hosts use the same number of them"
-            remedy = source.replaced((node, LOCAL_RANK_TEXT))
-            yield source.finding("device-from-rank", "warning", node, text, remedy)
 
 
 def _devices_given(source: Source) -> Iterator[ast.expr]:
@@ -187,24 +177,6 @@ def _devices_given(source: Source) -> Iterator[ast.expr]:
         parts = text.values
         if len(parts) == 2 and constant_of(parts[0]) == "cuda:" and isinstance(parts[1], ast.FormattedValue):
             yield parts[1].value
-
-
-def _counts_gpus(source: Source, expression: ast.expr) -> bool:
-    origins = source.program.origins(source, expression)
-    return any(isinstance(node, ast.Call) and last_word(node) == "device_count" for _, node in origins)
-
-
-def _is_for_device(source: Source, remainder: ast.BinOp) -> bool:
-    """It is used as a GPU's number, for all that its line says; and not under another launcher."""
-    line = ast.unparse(source.statement_of(remainder)).partition("\n")[0].replace(ast.unparse(remainder), "")
-    tests = (ast.unparse(test) for test, _ in guards_of(source.program).conditions(source, remainder))
-    return bool(_FOR_DEVICE.search(line)) and not any(_SCHEDULER.search(test) for test in tests)
-
-
-def _is_of_scheduler(source: Source, rank: ast.expr) -> bool:
-    """The rank is read from variables of Slurm's or MPI's alone, so that this code is for them."""
-    texts = [ast.unparse(node) for _, node in source.program.origins(source, rank)]
-    return all(_SCHEDULER.search(text) for text in texts)
 
 
 @check("local-rank-argument")

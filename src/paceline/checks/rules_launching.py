@@ -20,7 +20,7 @@ _ALWAYS = re.compile(r"^__name__ ==|^torch\.\w+\.is_available\(\)$|is_available\
 _ABOUT_LAUNCHERS = re.compile(r"environ|getenv|slurm|(?<![a-z])o?mpi(?![a-z])", re.I)
 _HINT_OF_RANKS = re.compile(r"distributed|world_?size|local_?rank|get_rank|deepspeed|horovod|(^|[._])ddp", re.I)
 _THIS_MACHINE = re.compile(r"^tcp://(localhost|127\.0\.0\.1|\[::1\])(:|$)")
-_JOINING = "run = paceline.init(); model, optimizer = run.prepare(model, optimizer)"
+_JOINING = "run = paceline.init(); then run.prepare(…) round the model and its optimizer, run.batches(…) for the data"
 _INIT = "torch.distributed.init_process_group"
 
 
@@ -173,7 +173,7 @@ def find_own_workers(source: Source) -> Iterator[Finding]:
 
     How to mend it
         Call the function, with the rank on the host in place of the process's index, and let `init_process_group` take
-        rank and world size from the environment.
+        rank and world size from the environment; samplers take them from the group.
     """
     for call in source.find(ast.Call):
         target, arguments = _started(source, call)
@@ -181,9 +181,9 @@ def find_own_workers(source: Source) -> Iterator[Finding]:
             continue
         status: Status = "warning" if _conditions_above(source, call) else "failure"
         is_counter = source.is_counter
-        parts = ['int(os.environ["RANK"])' if is_counter(part) else ast.unparse(part) for part in arguments]
-        remedy = source.replaced((call, f"{ast.unparse(target)}({', '.join(parts)})"))
-        remedy = f"{remedy}  # and init_process_group without rank and world_size"
+        parts = ['int(os.environ.get("RANK", 0))' if is_counter(part) else ast.unparse(part) for part in arguments]
+        direct = f"{ast.unparse(target)}({', '.join(parts)})"
+        remedy = f"{direct} once, and no processes; init_process_group and samplers without rank and number of ranks"
         text = "this starts ranks of its own on every host, beside those of the launcher"
         yield source.finding("own-workers", status, call, text, remedy)
 
@@ -245,7 +245,7 @@ def find_one_host_world(source: Source) -> Iterator[Finding]:
         counted = _gpu_count(source, size) if size is not None else None
         if counted is not None and size is not None and not _is_alone(source, call):
             text = "the number of ranks is taken from this host's GPUs, but there are more hosts"
-            remedy = counted.source.replaced((counted.node, 'int(os.environ["WORLD_SIZE"])'))
+            remedy = counted.source.replaced((counted.node, 'int(os.environ.get("WORLD_SIZE", 1))'))
             yield counted.source.finding("one-host-world", "failure", counted.node, text, remedy)
     for node in source.find(ast.AugAssign, ast.BinOp):
         divisor = node.value if isinstance(node, ast.AugAssign) else node.right
@@ -265,7 +265,9 @@ def _judge_rank(source: Source, call: ast.Call) -> Iterator[Finding]:
         return
     text = f"{ast.unparse(rank)} is the rank on the host, so that every host has the same ranks"
     status: Status = "failure" if source.resolve(call.func) == _INIT else "warning"
-    yield source.finding("one-host-world", status, rank, text, source.replaced((rank, 'int(os.environ["RANK"])')))
+    yield source.finding(
+        "one-host-world", status, rank, text, source.replaced((rank, 'int(os.environ.get("RANK", 0))'))
+    )
 
 
 def _gpu_count(source: Source, size: ast.expr) -> Value | None:

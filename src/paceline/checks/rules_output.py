@@ -23,7 +23,7 @@ def find_print_on_every_rank(source: Source) -> Iterator[Finding]:
 
     What it looks at
         The first `print` in each loop that trains, without a condition on the rank, that does not name the rank; not
-        in scripts that have replaced `print`, and not before an exit.
+        in scripts that have replaced `print`, not before an exit, and not where it comes but once (`if i == 100`).
 
     Why it matters
         Every line comes once per rank, and the values differ: each is one rank's own loss.
@@ -67,7 +67,16 @@ def _is_meant_for_one(source: Source, call: ast.Call) -> bool:
     for parent in source.ancestors(call):
         if isinstance(parent, ast.ExceptHandler) or (isinstance(parent, ast.If) and always_leaves(source, parent.body)):
             return False
+        if isinstance(parent, ast.If) and _comes_once(parent.test):
+            return False
     return True
+
+
+def _comes_once(test: ast.expr) -> bool:
+    """`i == args.profiled`, but not `i % 10 == 0`."""
+    nodes = list(ast.walk(test))
+    is_equal = any(isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq) for node in nodes)
+    return is_equal and not any(isinstance(node, ast.Mod) for node in nodes)
 
 
 @check("progress-bar-on-every-rank")
@@ -75,8 +84,8 @@ def find_progress_bar_on_every_rank(source: Source) -> Iterator[Finding]:
     """One rank shows a progress bar.
 
     What it looks at
-        `tqdm` and `trange` without `disable=`, without a condition on the rank, in distributed scripts; the first in
-        each file.
+        `tqdm` and `trange` without `disable=`, without a condition on the rank, in the functions and loops that train;
+        the first in each file.
 
     Why it matters
         The bars of all ranks overwrite each other.
@@ -105,5 +114,15 @@ def _shows_bar(source: Source, call: ast.Call) -> bool:
         return False
     guards = guards_of(source.program)
     who = guards.guard(source, call)
-    is_shown = (who is None or who.kind == "many") and guards.is_called(source, call)
+    is_shown = (who is None or who.kind == "many") and guards.is_called(source, call) and _is_of_training(source, call)
     return is_shown and not guards.hangs_on_flag(source, call)
+
+
+def _is_of_training(source: Source, call: ast.Call) -> bool:
+    """It stands in a function that learns, or at the head of a loop that does: not the bar of a download."""
+    training = training_of(source.program)
+    if source.function_of(call) in training.learning:
+        return True
+    return any(
+        isinstance(loop, ast.For | ast.While) and training.learns_in(source, loop) for loop in source.ancestors(call)
+    )

@@ -31,7 +31,8 @@ def find_path_outside_project(source: Source) -> Iterator[Finding]:
 
     What it looks at
         Absolute paths, and relative ones that lead out of the project (`../data`), where they are opened, joined,
-        assigned to a name like `data_dir`, or the default of an argument; not where the name speaks of output.
+        assigned to a name like `data_dir`, or the default of an argument; not where the name speaks of output, nor
+        where the data are downloaded to.
 
     Why it matters
         Only the project's files are copied to the other hosts. A path of this machine exists there only if somebody
@@ -41,7 +42,7 @@ def find_path_outside_project(source: Source) -> Iterator[Finding]:
         Put the data at the same place on every host; or let the environment name it, which may differ by host
         (`env.DATA=/data/pictures` in the hostfile).
     """
-    seen: set[str] = set()
+    seen = _downloaded(source)
     for node in source.find(ast.Constant):
         path = node.value
         if not isinstance(path, str) or path in seen or "\n" in path or not _leads_outside(source, path):
@@ -53,8 +54,23 @@ def find_path_outside_project(source: Source) -> Iterator[Finding]:
         text = f"{path} must be there on every host: it is no part of the project, which is all that is copied"
         variable = re.sub(r"\W+", "_", name).strip("_").upper() or "DATA"
         yield source.finding(
-            "path-outside-project", "warning", node, text, source.replaced((node, f'os.environ["{variable}"]'))
+            "path-outside-project",
+            "warning",
+            node,
+            text,
+            source.replaced((node, f'os.environ.get("{variable}", {node.value!r})')),
         )
+
+
+def _downloaded(source: Source) -> set[object]:
+    """Paths that a call with `download=True` fills on each host."""
+    return {
+        part.value
+        for call in source.find(ast.Call)
+        if constant_of(argument_of(call, "download")) is True
+        for part in call.args
+        if isinstance(part, ast.Constant)
+    }
 
 
 def _leads_outside(source: Source, path: str) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 
 from paceline.checks.findings import Finding, check
 from paceline.checks.guards import Who, guards_of
+from paceline.checks.program import Program
 from paceline.checks.source import Source, argument_of, last_word
 from paceline.checks.training import is_one_process_only, main_text, rank_text, training_of
 
@@ -113,7 +115,22 @@ def find_save_on_each_host(source: Source) -> Iterator[Finding]:
         found = "0" if is_number else "true"
         text = f"{ast.unparse(node)} is {found} once on every host, and all of these write the same file"
         remedy = home.replaced((node, rank_text(home) if is_number else f"({rank_text(home)} == 0)"))
+        if _reads_on_every_rank(source.program):
+            remedy = f"{remedy}  # and on storage of all hosts: every rank reads it when it resumes"
         yield home.finding("save-on-each-host", "warning", node, text, remedy)
+
+
+@functools.lru_cache(maxsize=1)
+def _reads_on_every_rank(program: Program) -> bool:
+    """Some file is loaded without a condition on the rank."""
+    guards = guards_of(program)
+    for source in program.sources:
+        for call in source.find(ast.Call):
+            if source.resolve(call.func) == "torch.load" and call in source.live:
+                who = guards.own_guard(source, call)
+                if who is None or who.kind == "many":
+                    return True
+    return False
 
 
 @check("load-without-map-location")

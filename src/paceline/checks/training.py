@@ -189,22 +189,42 @@ def training_of(program: Program) -> Training:
 
 
 def rank_text(source: Source) -> str:
-    """How this file can ask for the rank in the run."""
+    """How this file can ask for the rank in the run; also where it runs alone."""
     if (module := _module_text(source)) is not None:
         return f"{module}.rank()" if source.names[module] == "horovod.torch" else f"{module}.get_rank()"
-    return 'int(os.environ["RANK"])'
+    return 'int(os.environ.get("RANK", 0))'
 
 
 def count_text(source: Source) -> str:
-    """How this file can ask for the number of ranks."""
+    """How this file can ask for the number of ranks; also where it runs alone."""
     if (module := _module_text(source)) is not None:
         return f"{module}.size()" if source.names[module] == "horovod.torch" else f"{module}.get_world_size()"
-    return 'int(os.environ["WORLD_SIZE"])'
+    return 'int(os.environ.get("WORLD_SIZE", 1))'
 
 
 def _module_text(source: Source) -> str | None:
-    """What the file calls `torch.distributed`, or Horovod."""
-    return next((alias for alias, full in source.names.items() if full in ("torch.distributed", "horovod.torch")), None)
+    """What the file calls `torch.distributed`, where a process group is made in any case, or Horovod."""
+    usable = {"horovod.torch", "torch.distributed"} if _makes_group_always(source.program) else {"horovod.torch"}
+    return next((alias for alias, full in source.names.items() if full in usable), None)
+
+
+@functools.lru_cache(maxsize=1)
+def _makes_group_always(program: Program) -> bool:
+    """Some call of `init_process_group` hangs on no condition, nor do the calls of the functions around it."""
+    return any(
+        source.resolve(call.func) == "torch.distributed.init_process_group" and _runs_always(source, call)
+        for source in program.sources
+        for call in source.find(ast.Call)
+    )
+
+
+def _runs_always(source: Source, node: ast.AST, depth: int = MAX_DEPTH) -> bool:
+    conditions = [test for test, _ in guards_of(source.program).conditions(source, node)]
+    if depth < 0 or any(not ast.unparse(test).startswith("__name__ ==") for test in conditions):
+        return False
+    function = source.function_of(node)
+    sites = source.program.sites_of(function) if function is not None else []
+    return all(_runs_always(site.source, site.node, depth - 1) for site in sites)
 
 
 def main_text(source: Source, *, is_main: bool = True) -> str:
@@ -216,7 +236,7 @@ def main_text(source: Source, *, is_main: bool = True) -> str:
     return f"{rank_text(source)} {'==' if is_main else '!='} 0"
 
 
-LOCAL_RANK_TEXT = 'int(os.environ["LOCAL_RANK"])'
+LOCAL_RANK_TEXT = 'int(os.environ.get("LOCAL_RANK", 0))'
 
 
 def is_one_process_only(source: Source, node: ast.AST) -> bool:
