@@ -140,7 +140,7 @@ CASES = [
         if rank == 0:
             validate(model.module)
         """,
-        remedy='return getattr(net, "module", net)(x)",
+        remedy='return getattr(net, "module", net)(x)',
         head=BUFFERS,
     ),
     Case(

@@ -82,10 +82,22 @@ def test_a_rank_that_was_killed_has_no_words_but_the_run_has(tmp_path: pathlib.P
     assert (explanation.entry, explanation.confidence) == ("kernel-oom", "certain")
 
 
-def test_ranks_that_we_end_ourselves_are_no_cause(tmp_path: pathlib.Path) -> None:
+def test_a_rank_that_exits_by_itself_is_the_cause_and_not_those_that_we_end_then(tmp_path: pathlib.Path) -> None:
     records = [*BEGIN, exited(1, 3), exited(0, -9), ended(headline="exit code 3")]
     explanation = explain_folder(make_run(tmp_path / "run", records, {"rank-0.stderr.log": LOST}))
-    assert explanation.verdict == "consequences"
+    assert (explanation.entry, explanation.confidence) == ("paceline-exit-code", "likely")
+    assert (explanation.evidence[0].rank, explanation.evidence[0].host) == (1, "bob")
+    usage = {"rank-0.stderr.log": LOST, "rank-1.stderr.log": OWN}
+    explanation = explain_folder(make_run(tmp_path / "two", records, usage))
+    assert "ValueError" in explanation.cause, "what it said is more than how it ended"
+
+
+def test_a_rank_that_left_early_is_the_cause_of_what_others_say_then(tmp_path: pathlib.Path) -> None:
+    headline = "rank 1 had left before, with exit code 0; then exit code 1: RuntimeError: Connection closed by peer"
+    records = [*BEGIN, exited(1, 0), exited(0, 1), ended(headline=headline)]
+    explanation = explain_folder(make_run(tmp_path / "run", records, {"rank-0.stderr.log": LOST}))
+    assert (explanation.entry, explanation.confidence) == ("paceline-left-early", "likely")
+    assert (explanation.evidence[0].rank, explanation.evidence[0].host) == (1, "bob")
 
 
 def test_a_host_that_was_lost(tmp_path: pathlib.Path) -> None:
@@ -121,7 +133,7 @@ def test_a_run_that_moved_again_did_not_stand_still(tmp_path: pathlib.Path) -> N
     with open(run / "events.jsonl", "a") as file:
         for event in (waiting, events.RankMoved(step=8), ended(headline="exit code 3")):
             file.write(json.dumps({"at": NOON_S, "rank": 0, **events.to_record(event)}) + "\n")
-    assert explain_folder(run).verdict == "nothing"
+    assert explain_folder(run).entry == "paceline-exit-code", "and not that it stood still"
 
 
 def test_only_the_last_attempt_counts(tmp_path: pathlib.Path) -> None:

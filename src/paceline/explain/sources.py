@@ -22,6 +22,8 @@ EVENTS = "events.jsonl"
 _ENDINGS = {".log", ".out", ".err", ".txt"}
 _MOST_FILES = 4096
 _TAIL_BYTES = 1 << 16
+_HAD_LEFT = "had left before"
+"""In the headline of a run whose first failure is the consequence of that."""
 _RANK_IN_NAME = re.compile(r"rank[-_ .]?(\d+)")
 _OURS = re.compile(r"rank-(?P<rank>\d+)(?:\.restart-(?P<attempt>\d+))?\.(?:stdout|stderr)\.log")
 # Frequent, and of no interest here.
@@ -142,6 +144,7 @@ def _read_record(path: Path) -> _Record:
     ended_s: dict[int, float] = {}
     attempt, num_ranks, number = 0, 0, 0
     first_failed: events.RankExited | None = None
+    left: events.RankExited | None = None
     still = _Still()
     words: list[Line] = []
     with open(path, encoding="utf-8", errors="replace") as file:
@@ -154,7 +157,7 @@ def _read_record(path: Path) -> _Record:
                     num_ranks = event.num_ranks
                 case events.RankStarted():
                     if event.attempt > attempt:
-                        attempt, first_failed = event.attempt, None
+                        attempt, first_failed, left = event.attempt, None, None
                         ended_s.clear()
                         still = _Still()
                     hosts[event.rank] = event.host
@@ -162,10 +165,12 @@ def _read_record(path: Path) -> _Record:
                     ended_s.setdefault(int(entry.get("rank", -1)), at_s)
                 case events.RankExited():
                     ended_s.setdefault(event.rank, at_s)
-                    if event.exit_code and first_failed is None:
-                        first_failed = event
+                    if event.exit_code:
+                        first_failed = first_failed or event
+                    else:
+                        left = left or event
                 case events.RunEnded() if event.headline and event.exit_code:
-                    words.append(_last_words(event, first_failed, ended_s, number))
+                    words += _last_words(event, first_failed, left, ended_s, number)
                 case _:
                     pass
     return _Record(
@@ -223,19 +228,24 @@ def _entries(lines: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _last_words(
-    event: events.RunEnded, exited: events.RankExited | None, ended_s: dict[int, float], number: int
-) -> Line:
-    """What the run ended with, which are the words for the end of a rank where they tell of its signal."""
-    if exited is None or f"signal {-exited.exit_code} " not in event.headline:
-        return Line(file=EVENTS, number=number, text=event.headline, time_s=min(ended_s.values(), default=None))
-    return Line(
-        file=EVENTS,
-        number=number,
-        text=event.headline,
-        rank=exited.rank,
-        host=exited.host,
-        time_s=ended_s.get(exited.rank),
-    )
+    event: events.RunEnded,
+    failed: events.RankExited | None,
+    left: events.RankExited | None,
+    ended_s: dict[int, float],
+    number: int,
+) -> Iterator[Line]:
+    """What the run ended with, which are the words for the end of a rank where they tell how it ended."""
+
+    def line(text: str, of: events.RankExited | None) -> Line:
+        at_s = min(ended_s.values(), default=None) if of is None else ended_s.get(of.rank)
+        rank, host = (None, None) if of is None else (of.rank, of.host)
+        return Line(file=EVENTS, number=number, text=text, rank=rank, host=host, time_s=at_s)
+
+    if left is not None and _HAD_LEFT in event.headline:
+        yield line(f"rank {left.rank} {_HAD_LEFT}, with exit code 0", left)
+    ends = () if failed is None else (f"signal {-failed.exit_code} ", f"exit code {failed.exit_code}")
+    tells_of_it = bool(ends) and (ends[0] in event.headline or event.headline == ends[1])
+    yield line(event.headline, failed if tells_of_it else None)
 
 
 def _log_of_record(record: _Record, catalogue: Catalogue) -> Log:

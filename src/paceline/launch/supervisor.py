@@ -261,7 +261,7 @@ def _rank_failure(state: State, event: Ended, rank: RankState) -> Failure:
     left = sorted(number for number, other in state.ranks.items() if other.exit_code == 0)
     if looks_so and left and state.phase == "running":
         # Nothing failed before it: the one that went without a word is what the user must look at.
-        what += f" (rank {left[0]} had left before, with exit code 0)"
+        what = f"rank {left[0]} had left before, with exit code 0; then {what}"
     came_at_s = event.at_s if rank.raised is None else rank.raised_at_s
     after_stop = state.phase == "stopping" and came_at_s > state.stopping_since_s + CLOCK_SLACK_S
     return Failure(
