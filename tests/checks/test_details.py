@@ -152,10 +152,16 @@ def test_data(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x").write_bytes(b"12345")
     (tmp_path / "y").write_bytes(b"12")
-    assert details._measure_data(str(tmp_path)) == {"path": str(tmp_path), "files": 2, "bytes": 7, "is_complete": True}
+    assert details._measure_data(str(tmp_path)) == {
+        "path": str(tmp_path),
+        "files": 2,
+        "bytes": 7,
+        "is_complete": True,
+        "is_there": True,
+    }
     assert details._measure_data(None) is None
     lacking = details._measure_data(str(tmp_path / "no"))
-    assert lacking is not None and lacking["files"] == 0
+    assert lacking is not None and lacking["files"] == 0 and not lacking["is_there"]
 
 
 def test_shared_memory_that_nobody_uses(monkeypatch: pytest.MonkeyPatch) -> None:

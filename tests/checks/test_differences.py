@@ -42,7 +42,7 @@ def with_import(name: str, state: str, version: str | None, *, found: bool = Tru
 
 
 SETTING = {"variables": {"NCCL_ALGO": "Tree"}}
-DATA: dict[str, Any] = {"path": "/data", "files": 10, "bytes": GB, "is_complete": True}
+DATA: dict[str, Any] = {"path": "/data", "files": 10, "bytes": GB, "is_complete": True, "is_there": True}
 
 CASES: list[tuple[list[HostState], str, str, str, str]] = [
     (
@@ -134,7 +134,7 @@ CASES: list[tuple[list[HostState], str, str, str, str]] = [
         "same-packages",
         "failure",
         "the script imports einops, which no host has",
-        "/home/u/venv/bin/python -m pip install einops",
+        "On each host:  /home/u/venv/bin/python -m pip install einops",
     ),
     (
         [ALICE, make_state("bob", **SETTING)],
@@ -193,7 +193,7 @@ CASES: list[tuple[list[HostState], str, str, str, str]] = [
         "same-data",
         "warning",
         "data 9 files, 1000.0 MB on alice, 10 files, 1.0 GB on bob",
-        "On bob:  rsync -a /data/ alice:/data/",
+        "On bob:  for host in alice; do rsync -a --mkpath /data/ $host:/data/; done",
     ),
 ]  # fmt: skip
 
@@ -239,6 +239,23 @@ def test_two_containers_told_apart_for_nccl() -> None:
     one = make_gpu_state("alice", hostname="vm", boot_id="1", variables={"NCCL_HOSTID": "a"})
     two = make_gpu_state("bob", hostname="vm", boot_id="1", namespaces={"ipc": "2"}, variables={"NCCL_HOSTID": "b"})
     assert "failure" not in {finding.status for finding in speak_up(one, two)}
+
+
+def test_a_data_folder_that_is_not_there() -> None:
+    missing = {"path": "/data", "files": 0, "bytes": 0, "is_complete": True, "is_there": False}
+    [found] = speak_up(make_state("alice", data=missing), make_state("bob", data=missing))
+    assert (found.status, found.text) == ("failure", "there is no folder /data on any host")
+    states = [make_state("alice", data=DATA), make_state("bob", data=missing), make_state("carol", data=missing)]
+    [found] = speak_up(*states)
+    assert found.status == "failure" and "no such folder on bob and carol" in found.text
+    assert found.remedy.startswith("On alice:  for host in bob carol; do rsync -a")
+
+
+def test_an_import_that_is_nowhere_may_have_another_package() -> None:
+    for name, told in (("cv2", "install opencv-python"), ("scipy", "install scipy"), ("apex", "install PACKAGE")):
+        state = make_state(imports={name: {"found": False, "version": None}})
+        [found] = [one for one in speak_up(state) if name in one.text]
+        assert found.remedy.startswith("On each host:  ") and told in found.remedy
 
 
 def test_data_too_large_to_count_is_skipped() -> None:

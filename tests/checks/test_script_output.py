@@ -91,6 +91,8 @@ CASES = [
         parser.parse_args()
         root = "/path/to/sets"
         route = "/api/v1"
+        open("/srv/results.txt", "a")
+        torch.save(model, "/srv/model.pt")
         torchvision.datasets.MNIST("../data", download=True)
         torchvision.datasets.MNIST("../data", train=False)
         open("words.txt")

@@ -92,6 +92,18 @@ def test_a_name_that_the_sentence_has_is_not_put_before_it() -> None:
     assert shown([make_finding("failure", "bob", "bob is down")]).startswith("✗ bob is down\n")
 
 
+def test_a_host_that_is_called_like_a_word_is_named() -> None:
+    assert shown([make_finding("failure", "open", "a process may open only 9 files")]).startswith("✗ open: a process")
+    text = "nothing listens for ssh there (ssh: connect to host h2 port 22: refused)"
+    assert shown([make_finding("failure", "h2", text)]).startswith("✗ h2: nothing listens")
+
+
+def test_where_nothing_was_looked_at_nothing_is_fine() -> None:
+    assert "fine" not in shown([make_finding("failure", "h2", "no such host")])
+    found = [make_finding("failure", "h2", "no such host"), make_finding("ok", "h1", "well")]
+    assert shown(found, num_hosts=1).endswith("✓ 1 more check on 1 host is fine\n")
+
+
 def test_colours() -> None:
     assert shown([make_finding("failure", "", "no")], colour=True).startswith("\x1b[31m✗\x1b[0m no\n")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import pathlib
+import random
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -177,6 +179,19 @@ def test_a_folder_without_logs_says_what_was_looked_for(tmp_path: pathlib.Path) 
 def test_a_file_that_cannot_be_read(tmp_path: pathlib.Path) -> None:
     with pytest.raises(InputError, match=r"gone\.log: No such file"):
         sources.read_file(tmp_path / "gone.log", signatures.load())
+
+
+def test_what_is_no_text_is_not_read_as_if_nothing_were_wrong(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "run.log").write_bytes(gzip.compress(OOM.encode()))
+    with pytest.raises(InputError, match=r"run\.log: this is compressed\n.*zcat .*run\.log \| paceline explain -"):
+        sources.read_file(tmp_path / "run.log", signatures.load())
+    (tmp_path / "rank-0.pt").write_bytes(random.Random(1).randbytes(9000))
+    with pytest.raises(InputError, match=r"rank-0\.pt: this is no text"):
+        sources.read_file(tmp_path / "rank-0.pt", signatures.load())
+    (tmp_path / "run.log").write_text(OOM)
+    assert [log.name for log in explain_folder(tmp_path).logs] == ["run.log"], "the checkpoint is no log"
+    (tmp_path / "run.log").write_bytes("Speicherüberlauf\n".encode("latin-1") * 10 + OOM.encode())
+    assert explain_folder(tmp_path).entry == "cuda-oom"
 
 
 def test_standard_input() -> None:

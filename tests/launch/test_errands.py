@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from paceline.cluster.spec import parse_hosts
@@ -77,6 +78,9 @@ def main(argument):
         case "agent":
             os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(60)
+        case "stop":
+            os.kill(os.getppid(), signal.SIGSTOP)
+            time.sleep(60)
         case "program":
             return subprocess.Popen(["sleep", "60"], start_new_session=True, stdout=subprocess.DEVNULL).pid
     print("many words " * 50_000)
@@ -132,6 +136,25 @@ def test_nothing_of_an_errand_outlives_the_channel(tmp_path: Path, monkeypatch: 
         assert find_marked("errands/0") == [program.value]
     until_s = time.monotonic() + 10
     while find_marked("errands/0") or session_members():
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+
+
+def test_a_host_that_is_not_heard_any_more_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "errand_of_a_test.py").write_text(MODULE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("paceline.launch.hosts.HOST_SILENCE_LIMIT_S", 2.5)
+    with open_hosts(parse_hosts("localhost,127.0.0.1"), queue.SimpleQueue()) as hosts:
+        hosts.open("errands", [sys.executable] * 2, grace_s=0.1)
+        began_s = time.monotonic()
+        errands = [Errand(host=host, module="errand_of_a_test", argument="stop" if host else "x") for host in range(2)]
+        well, stopped = run_errands(hosts, errands, timeout_s=30.0)
+        assert well.value == "x" and stopped.problem.startswith("127.0.0.1: not heard for 2 s")
+        assert time.monotonic() - began_s < 10
+        [agent] = [child for child in psutil.Process().children() if child.status() == psutil.STATUS_STOPPED]
+        agent.kill()
+    until_s = time.monotonic() + 10
+    while session_members():
         assert time.monotonic() < until_s
         time.sleep(0.01)
 

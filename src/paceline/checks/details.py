@@ -41,7 +41,7 @@ _LIMITS = {
     "stack": resource.RLIMIT_STACK,
     "nproc": resource.RLIMIT_NPROC,
 }
-_OTHER_NAMES = {
+OTHER_NAMES = {
     "cv2": ("opencv-python", "opencv-python-headless", "opencv-contrib-python"),
     "PIL": ("pillow", "pillow-simd"),
     "sklearn": ("scikit-learn",),
@@ -112,7 +112,7 @@ class Details(Record):
     shm_leftovers: list[dict[str, Any]]
     """Files in /dev/shm that nobody uses any more: {`path`, `bytes`, `age_s`}."""
     data: dict[str, Any] | None
-    """{`path`, `files`, `bytes`, `is_complete`} of the data folder, where one was asked for."""
+    """{`path`, `files`, `bytes`, `is_complete`, `is_there`} of the data folder, where one was asked for."""
 
 
 def main(argument: dict[str, Any]) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def _find_import(name: str, packages: dict[str, str]) -> dict[str, Any]:
         found = importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
         found = False
-    names = [normalise(name), *_OTHER_NAMES.get(name, ())]
+    names = [normalise(name), *OTHER_NAMES.get(name, ())]
     return {"found": found, "version": next((packages[n] for n in names if n in packages), None)}
 
 
@@ -246,6 +246,8 @@ def _measure_data(folder: str | None) -> dict[str, Any] | None:
     """Number and size of all files below it, as far as two seconds reach."""
     if folder is None:
         return None
+    if not os.path.isdir(folder):
+        return {"path": folder, "files": 0, "bytes": 0, "is_complete": True, "is_there": False}
     files = num_bytes = 0
     deadline_s = time.monotonic() + _DATA_LIMIT_S
     todo = [folder]
@@ -259,4 +261,4 @@ def _measure_data(folder: str | None) -> dict[str, Any] | None:
                         files, num_bytes = files + 1, num_bytes + entry.stat().st_size
         except OSError:
             continue
-    return {"path": folder, "files": files, "bytes": num_bytes, "is_complete": not todo}
+    return {"path": folder, "files": files, "bytes": num_bytes, "is_complete": not todo, "is_there": True}

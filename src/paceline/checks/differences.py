@@ -9,6 +9,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from paceline.checks.details import OTHER_NAMES
 from paceline.checks.findings import Finding, Status, check
 from paceline.checks.host_states import HostState
 from paceline.checks.identities import check_one_machine_each
@@ -25,6 +26,13 @@ _OWN = ("IFNAME", "_PATH", "_HOME", "_DEBUG", "_FILE", "_DIR", "VISIBLE_DEVICES"
 
 # Of a module that can be imported, but whose package isn't known by its name.
 _THERE = "there"
+
+
+_SAME_NAMES = {
+    *("numpy", "scipy", "pandas", "matplotlib", "tqdm", "transformers", "datasets", "tokenizers", "einops", "timm"),
+    *("accelerate", "torchvision", "torchaudio", "tensorboard", "wandb", "h5py", "numba", "safetensors", "requests"),
+}
+"""Imports whose package has the same name: another one may be somebody else's."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -166,7 +174,10 @@ def check_same_packages(states: Sequence[HostState]) -> Iterator[Result]:
         if set(versions) == {"none"}:
             python = states[0].facts.python_path
             if lacking:
-                remedy = f"{python} -m pip install {name}   (on each host)"
+                package = OTHER_NAMES.get(name, (name,))[0]
+                is_known = name in OTHER_NAMES or name in _SAME_NAMES
+                what = package if is_known else f"PACKAGE   (the one that provides {name}, if it is spelled so)"
+                remedy = f"On each host:  {python} -m pip install {what}"
                 text = f"the script imports {name}, which no host has"
                 yield Row(what=name, values=tuple(versions), status="failure", text=text, remedy=remedy)
             continue
@@ -276,15 +287,26 @@ def check_same_data(states: Sequence[HostState]) -> Iterator[Result]:
     known = [count for count in counts if count is not None]
     if len(known) < len(states) or not known:
         return  # none was named
+    path, best = known[0]["path"], max(range(len(known)), key=lambda index: known[index]["bytes"])
+    missing = [states[index].name for index, count in enumerate(known) if not count["is_there"]]
+    if len(missing) == len(known):
+        text = f"there is no folder {path} on any host"
+        yield Result(status="failure", text=text, remedy=f"check the spelling: ls -d {path}")
+        return
     if not all(count["is_complete"] for count in known):
         yield Result(status="skipped", text="the data folder has more files than could be counted in two seconds")
         return
-    values = [f"{count['files']} files, {format_bytes(count['bytes'])}" for count in known]
-    keys = [f"{count['files']} {count['bytes']}" for count in known]
-    path, best = known[0]["path"], max(range(len(known)), key=lambda index: known[index]["bytes"])
-    others = [states[index].name for index in range(len(known)) if keys[index] != keys[best]]
-    remedy = f"On {states[best].name}:  rsync -a {path}/ {others[0]}:{path}/" if others else ""
-    yield _row("data", states, values, keys=keys, status="warning", remedy=remedy)
+    values = [
+        f"{count['files']} file{'' if count['files'] == 1 else 's'}, {format_bytes(count['bytes'])}"
+        if count["is_there"]
+        else "no such folder"
+        for count in known
+    ]
+    keys = [f"{count['files']} {count['bytes']} {count['is_there']}" for count in known]
+    others = " ".join(states[index].name for index in range(len(known)) if keys[index] != keys[best])
+    copy = f"for host in {others}; do rsync -a --mkpath {path}/ $host:{path}/; done"
+    remedy = f"On {states[best].name}:  {copy}" if others else ""
+    yield _row("data", states, values, keys=keys, status="failure" if missing else "warning", remedy=remedy)
 
 
 STOPPING_CHECKS = (check_same_python, check_same_torch, check_same_gpus)

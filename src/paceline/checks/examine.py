@@ -14,7 +14,7 @@ from paceline.checks.findings import Finding, check, worst_first
 from paceline.checks.host_states import DetailsQuery, HostState, read_details
 from paceline.checks.identities import are_apart
 from paceline.checks.matrix import Matrix
-from paceline.checks.pairs import Depth, check_pairs, check_unwired
+from paceline.checks.pairs import Depth, check_pairs, check_unwired, list_all_candidates
 from paceline.checks.quick import check_details, check_states, make_state
 from paceline.checks.results import Result, catch_crash, failure, ok, run_check
 from paceline.checks.together import check_together
@@ -159,6 +159,8 @@ def _examine_all(hosts: Sequence[Host], options: CheckOptions, imports: tuple[st
         if len(hosts) > 1:
             found, matrix = _examine_network(opened, facts, options, are_apart=are_apart(states))
             findings += found
+        elif options.nic is not None:
+            findings += list_all_candidates(opened, facts, options.nic)[1]
     return Examined(states=tuple(states), rows=rows, findings=tuple(findings), matrix=matrix)
 
 

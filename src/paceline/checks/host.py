@@ -142,7 +142,7 @@ def check_open_files(state: HostState) -> Iterator[Result]:
     """
     soft, hard = state.details.limits["nofile"]
     file = "/etc/security/limits.d/paceline.conf"
-    remedy = f"On {state.name}:  echo '* - nofile 65536' >> {file}   (as root; log in anew)"
+    remedy = f'On {state.name}:  echo "$USER - nofile 65536" | sudo tee -a {file}   (then log in anew)'
     if 0 <= soft < NOFILE_NEEDED:
         yield failure(f"a process may open only {soft} files", remedy)
     elif 0 <= soft < NOFILE_WANTED:

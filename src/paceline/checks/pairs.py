@@ -73,7 +73,7 @@ def check_unwired(hosts: Hosts, facts: Sequence[Facts], nic: Nic | None, error: 
     """Why `find_wires` has raised, pair by pair, on the addresses that fit together best; findings of "wires" and
     "ports". Raises InterruptedEarlyError.
     """
-    candidates, findings = _list_all_candidates(hosts, facts, nic)
+    candidates, findings = list_all_candidates(hosts, facts, nic)
     ends = [
         make_end(
             one.host,
@@ -93,9 +93,7 @@ def check_unwired(hosts: Hosts, facts: Sequence[Facts], nic: Nic | None, error: 
         yield Finding(check="wires", status="failure", where="", text=text, remedy=error.hint or "")
 
 
-def _list_all_candidates(
-    hosts: Hosts, facts: Sequence[Facts], nic: Nic | None
-) -> tuple[list[Candidate], list[Finding]]:
+def list_all_candidates(hosts: Hosts, facts: Sequence[Facts], nic: Nic | None) -> tuple[list[Candidate], list[Finding]]:
     """Those of all hosts, and a finding for each host that has none."""
     candidates: list[Candidate] = []
     findings: list[Finding] = []

@@ -19,6 +19,7 @@ _PATH_NAME = re.compile(
 )
 _OUTPUT_NAME = re.compile(r"(^|[^a-z])(log|out|sav|result|exp|tensorboard|cache|tmp|temp|work_?dir)", re.I)
 """What is written there may be missing before."""
+_WRITING = {"torch.save", "numpy.save", "os.makedirs"}
 _OPENING = re.compile(
     r"^(open|os\.path\.join|pathlib\.Path|torch\.(load|save)|numpy\.(load|save|memmap|loadtxt)|pandas\.read_\w+"
     r"|torchvision\.datasets\.\w+|os\.(makedirs|listdir|chdir)|json\.load)$"
@@ -94,7 +95,7 @@ def _use_of(source: Source, node: ast.Constant) -> str | None:
             return str(flag).lstrip("-") if flag is not None else None
         return parent.arg if parent.arg and _PATH_NAME.search(parent.arg) else None
     if isinstance(parent, ast.Call):
-        is_opened = node in parent.args and _OPENING.match(source.resolve(parent.func))
+        is_opened = node in parent.args and _OPENING.match(source.resolve(parent.func)) and not _writes(source, parent)
         return "data" if is_opened and "__file__" not in ast.unparse(parent) else None
     if isinstance(parent, ast.Assign | ast.AnnAssign):
         target = parent.targets[0] if isinstance(parent, ast.Assign) else parent.target
@@ -105,6 +106,13 @@ def _use_of(source: Source, node: ast.Constant) -> str | None:
         key = constant_of(parent.keys[parent.values.index(node)])
         return key if isinstance(key, str) and _PATH_NAME.search(key) else None
     return None
+
+
+def _writes(source: Source, call: ast.Call) -> bool:
+    """What it makes needs to be nowhere before."""
+    name = source.resolve(call.func)
+    mode = constant_of(argument_of(call, "mode", 1)) if name == "open" else ""
+    return name in _WRITING or (isinstance(mode, str) and bool(set(mode) & set("wax")))
 
 
 def _is_parsed(source: Source, argument: ast.Call) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
@@ -42,6 +43,11 @@ def main() -> None:
     except PacelineError as error:
         print(f"paceline: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print("paceline: what it had to say could not be written: No space left on device", file=sys.stderr)
+        sys.exit(2)
     finally:
         _flush()
 

@@ -65,7 +65,7 @@ def check(
         print("paceline: stopped", file=sys.stderr)
         sys.exit(interrupted.exit_code)
     code = exit_code(list(examined.findings), is_strict=strict)
-    print(render.as_json(examined, code) if json else _text(examined, num_hosts=len(chosen), is_verbose=verbose))
+    print(render.as_json(examined, code) if json else _text(examined, is_verbose=verbose))
     sys.exit(code)
 
 
@@ -83,11 +83,13 @@ def _find_project(script: Path) -> Path:
         return script.absolute().parent
 
 
-def _text(examined: Examined, *, num_hosts: int, is_verbose: bool) -> str:
+def _text(examined: Examined, *, is_verbose: bool) -> str:
     width = shutil.get_terminal_size().columns
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     table = render.table(examined.states)
     matrix = render_matrix(examined.matrix) if examined.matrix is not None else []
-    found = render.lines(examined.findings, num_hosts=num_hosts, width=width, is_verbose=is_verbose, colour=colour)
+    found = render.lines(
+        examined.findings, num_hosts=len(examined.states), width=width, is_verbose=is_verbose, colour=colour
+    )
     blocks = [block for block in (table, matrix, list(found)) if block]
     return "\n\n".join("\n".join(block) for block in blocks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -51,22 +52,29 @@ def _cut(text: str, width: int) -> str:
 
 
 def lines(findings: Sequence[Finding], *, num_hosts: int, width: int, is_verbose: bool, colour: bool) -> Iterator[str]:
-    """The worst first, then the count of what was fine. `is_verbose`: each of those as well."""
+    """The worst first, then the count of what was fine on the `num_hosts` that were looked at. `is_verbose`: each of
+    those as well."""
     shown = {"failure", "crashed", "warning", *({"skipped", "ok"} if is_verbose else ())}
     for finding in merge(findings):
         if finding.status in shown:
             sign = _SIGNS[finding.status]
             yield from _lines(finding, f"\x1b[{_COLOURS[finding.status]}m{sign}\x1b[0m" if colour else sign, width)
-    yield _count(findings, num_hosts, is_verbose=is_verbose, sign="\x1b[32m✓\x1b[0m" if colour else "✓")
+    if any(finding.status == "ok" for finding in findings):
+        yield _count(findings, num_hosts, is_verbose=is_verbose, sign="\x1b[32m✓\x1b[0m" if colour else "✓")
 
 
 def _lines(finding: Finding, sign: str, width: int) -> Iterator[str]:
-    names = [name for name in finding.where.split(", ") if name not in finding.text]
+    names = [name for name in finding.where.split(", ") if not _speaks_of(finding.text, name)]
     text = f"{', '.join(names)}: {finding.text}" if names and finding.where else finding.text
     first, *rest = [line for part in text.splitlines() for line in textwrap.wrap(part, width - 2) or [""]]
     yield f"{sign} {first}"
     yield from (f"  {line}" for line in rest)
     yield from (f"    {line}" for line in finding.remedy.splitlines())
+
+
+def _speaks_of(text: str, name: str) -> bool:
+    """It names the place as such: a host may be called like any word."""
+    return re.search(rf"(^|\b(on|and|of|between) ){re.escape(name)}(?![\w-])", text) is not None
 
 
 def merge(findings: Sequence[Finding]) -> list[Finding]:
@@ -88,7 +96,8 @@ def _count(findings: Sequence[Finding], num_hosts: int, *, is_verbose: bool, sig
     is_all = statuses["ok"] == len(findings) - statuses["skipped"]
     num_links = num_hosts * (num_hosts - 1) // 2
     where = _number(num_hosts, "host") + (f" and {_number(num_links, 'link')}" if num_links else "")
-    text = f"{sign} {statuses['ok']}{'' if is_all else ' more'} checks on {where} are fine"
+    counted = f"{statuses['ok']}{'' if is_all else ' more'} check{' on' if statuses['ok'] == 1 else 's on'}"
+    text = f"{sign} {counted} {where} {'is' if statuses['ok'] == 1 else 'are'} fine"
     if statuses["skipped"]:
         text += f", {statuses['skipped']} could not be made" + ("" if is_verbose else " (-v lists them)")
     return text

@@ -22,6 +22,10 @@ EVENTS = "events.jsonl"
 _ENDINGS = {".log", ".out", ".err", ".txt"}
 _MOST_FILES = 4096
 _TAIL_BYTES = 1 << 16
+_HEAD_BYTES = 1 << 12
+_COMPRESSED = (b"\x1f\x8b", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"BZh")
+_MOST_STRANGE = 0.1
+"""The share of bytes that is no UTF-8: logs in another encoding have some."""
 _HAD_LEFT = "had left before"
 """In the headline of a run whose first failure is the consequence of that."""
 _RANK_IN_NAME = re.compile(r"rank[-_ .]?(\d+)")
@@ -75,11 +79,25 @@ def read_file(
     match = _RANK_IN_NAME.search(path.name)
     try:
         with open(path, "rb") as file:
+            _require_text(path, file.read(_HEAD_BYTES))
+            file.seek(0)
             if tail_bytes is not None:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - tail_bytes))
             return read_log(file.read, name or str(path), catalogue, rank=int(match[1]) if match else None, host=host)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
+
+
+def _require_text(path: Path, head: bytes) -> None:
+    """Raises InputError for what no line can be found in."""
+    if head.startswith(_COMPRESSED):
+        raise InputError(f"{path}: this is compressed", hint=f"zcat {path} | paceline explain -   (or xzcat, zstdcat)")
+    if not _is_text(head):
+        raise InputError(f"{path}: this is no text", hint="name the log that the run printed")
+
+
+def _is_text(head: bytes) -> bool:
+    return head.decode(errors="replace").count("\ufffd") <= _MOST_STRANGE * len(head)
 
 
 def read_stream(stream: BinaryIO, catalogue: Catalogue) -> Log:
@@ -99,7 +117,13 @@ def newest_failed_run(runs: Path) -> Path | None:
 
 
 def _is_log(path: Path) -> bool:
-    return (path.suffix in _ENDINGS or _RANK_IN_NAME.search(path.name) is not None) and path.is_file()
+    if not (path.suffix in _ENDINGS or _RANK_IN_NAME.search(path.name)) or not path.is_file():
+        return False
+    try:
+        with open(path, "rb") as file:
+            return _is_text(file.read(_HEAD_BYTES))  # or it is a checkpoint of that rank
+    except OSError:
+        return True  # and is told of when it is read
 
 
 def _last_record(path: Path) -> dict[str, Any]:

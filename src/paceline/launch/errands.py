@@ -19,6 +19,8 @@ from paceline.launch import protocol
 from paceline.launch.hosts import Hosts, InterruptedEarlyError
 from paceline.launch.transport import Closed, Received, Signalled
 
+_LOOK_S = 1.0
+"""How often hosts are looked for that were not heard for long."""
 _numbers = itertools.count(-1, -1)
 """No rank's: an errand that was given up may end while ranks run."""
 _END_OF_STREAM = b"\nnull\n"
@@ -64,10 +66,17 @@ def run_errands(hosts: Hosts, errands: Sequence[Errand], *, timeout_s: float) ->
     said: dict[tuple[int, str], bytes] = {}
     deadline_s = time.monotonic() + timeout_s
     while len(replies) < len(errands):
+        for index, reason in hosts.find_silent().items():
+            hosts.closed[index] = reason
+            for place, errand in enumerate(errands):
+                if errand.host == index:
+                    replies.setdefault(place, Reply(problem=str(reason)))
         try:
-            received = hosts.inbox.get(timeout=max(0.0, deadline_s - time.monotonic()))
+            received = hosts.inbox.get(timeout=min(_LOOK_S, max(0.0, deadline_s - time.monotonic())))
         except queue.Empty:
-            break
+            if time.monotonic() >= deadline_s:
+                break
+            continue
         match received:
             case Signalled():
                 raise InterruptedEarlyError(received.number)

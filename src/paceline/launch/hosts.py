@@ -161,6 +161,18 @@ class Hosts:
             raise HostsError(failures)
         return answers
 
+    def find_silent(self) -> dict[int, HostError]:
+        """Hosts that were not heard for too long, though their channel is open: stopped, or cut off."""
+        now_s = time.monotonic()
+        return {
+            index: HostError(
+                f"{channel.host.name}: not heard for {HOST_SILENCE_LIMIT_S:.0f} s (machine down, stopped, or network)",
+                hint=f"try: ssh {channel.host.ssh_destination} true",
+            )
+            for index, channel in enumerate(self.channels)
+            if index not in self.closed and now_s - channel.heard_at_s > HOST_SILENCE_LIMIT_S
+        }
+
     def close(self) -> None:
         """Close every channel, which ends everything on every host; all at the same time."""
         self._stop_heart.set()
