@@ -22,6 +22,7 @@ from paceline.errors import HostError
 from paceline.launch.errands import Reply
 from paceline.launch.facts import gather_facts
 from paceline.launch.hosts import Hosts, InterruptedEarlyError, open_hosts
+from paceline.network.candidates import parse_nic
 from paceline.network.wires import Wire
 
 
@@ -130,6 +131,22 @@ class TestHere:
         script.write_text("import no_such_module\nimport torch\n")
         [lacking] = [finding for finding in examine.examine(options).findings if finding.status == "failure"]
         assert lacking.text == "the script imports no_such_module, which no host has"
+
+    def test_a_script_that_needs_gpus(self, tmp_path: Path) -> None:
+        script = tmp_path / "train.py"
+        made = "import sys\nimport torch.distributed as dist\n{}dist.init_process_group('nccl')\n"
+        options = CheckOptions(hosts=(Host(name="localhost"),), depth="quick", script=script)
+        script.write_text(made.format(""))
+        [lacking] = [finding for finding in examine.examine(options).findings if finding.check == "backend"]
+        assert lacking.status == "failure" and lacking.text.startswith("train.py:3 asks for NCCL, and no rank on loc")
+        script.write_text(made.format("if len(sys.argv) > 1: "))
+        assert not [finding for finding in examine.examine(options).findings if finding.check == "backend"]
+
+    def test_a_network_that_is_not_there(self) -> None:
+        """Also with one host, which needs none."""
+        options = CheckOptions(hosts=(Host(name="localhost"),), depth="quick", nic=parse_nic("nonic0"))
+        [found] = [finding for finding in examine.examine(options).findings if finding.status == "failure"]
+        assert found.check == "wires" and "nonic0" in found.text
 
     def test_none_can_be_opened(self) -> None:
         options = CheckOptions(hosts=(Host(name="localhost"),), python="/no/such/python")

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paceline.checks.differences import Row
+from paceline.checks.ends import join_names
 from paceline.checks.findings import Finding, check, worst_first
 from paceline.checks.host_states import DetailsQuery, HostState, read_details
 from paceline.checks.identities import are_apart
@@ -117,13 +118,33 @@ def check_slots(reason: str, problem: str) -> Iterator[Result]:
         yield ok(reason)
 
 
+@check("backend")
+def check_backend(without_gpu: Sequence[str], nccl_at: str) -> Iterator[Result]:
+    """The script's backend works on every host.
+
+    What it looks at
+        Whether the script asks for NCCL under no condition, and whether each host has a GPU that its ranks will see.
+
+    Why it matters
+        NCCL works on NVIDIA's GPUs alone. On a host without one the process group isn't made, and no rank starts.
+
+    How to mend it
+        Leave the backend out: PyTorch then takes NCCL for GPUs and Gloo for the rest.
+    """
+    if without_gpu:
+        text = f"{nccl_at} asks for NCCL, and no rank on {join_names(without_gpu)} sees a GPU"
+        yield failure(text, "torch.distributed.init_process_group()   (takes NCCL where there is a GPU, else Gloo)")
+    else:
+        yield ok("NCCL, which the script asks for, has a GPU on every host")
+
+
 def examine(options: CheckOptions) -> Examined:
     """Runs it all. Raises InterruptedEarlyError for a signal; whatever else happens is a finding."""
     hosts = list(options.hosts)
-    earlier, imports = _read_script(options)
+    earlier, imports, nccl_at = _read_script(options)
     while hosts:
         try:
-            found = _examine_all(hosts, options, imports)
+            found = _examine_all(hosts, options, imports, nccl_at)
         except HostsError as error:  # those that could be opened are opened anew, without the others
             for index, failed in error.failures.items():
                 earlier += run_check(check_reachable, hosts[index].name, hosts[index], failed)
@@ -133,16 +154,16 @@ def examine(options: CheckOptions) -> Examined:
     return Examined(states=(), rows=(), findings=tuple(worst_first(earlier)))
 
 
-def _read_script(options: CheckOptions) -> tuple[list[Finding], tuple[str, ...]]:
-    """What is to say of the script, and the modules that it can't start without."""
+def _read_script(options: CheckOptions) -> tuple[list[Finding], tuple[str, ...], str]:
+    """What is to say of the script, the modules that it can't start without, and where it asks for NCCL."""
     if options.script is None:
-        return [], ()
+        return [], (), ""
     from paceline.checks.script import examine_script
 
     return examine_script(options.script, options.project or options.script.parent)
 
 
-def _examine_all(hosts: Sequence[Host], options: CheckOptions, imports: tuple[str, ...]) -> Examined:
+def _examine_all(hosts: Sequence[Host], options: CheckOptions, imports: tuple[str, ...], nccl_at: str) -> Examined:
     """Raises HostsError where some can't be opened."""
     is_quick = options.depth == "quick"
     pythons = [host.python or options.python or sys.executable for host in hosts]
@@ -153,6 +174,8 @@ def _examine_all(hosts: Sequence[Host], options: CheckOptions, imports: tuple[st
             findings += run_check(check_reachable, host.name, host, None)
         query = DetailsQuery(imports=imports, data=options.data, is_quick=is_quick)
         states = _meet(opened, facts, query, findings)
+        if nccl_at:
+            findings += run_check(check_backend, "", [s.name for s in states if not s.num_gpus], nccl_at)
         judged, rows = check_states(states)
         findings += judged
         matrix = None

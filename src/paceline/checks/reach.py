@@ -6,6 +6,7 @@ What is found only at run time, as a function in a module's `__dict__`, is not s
 from __future__ import annotations
 
 import ast
+import collections
 import dataclasses
 import re
 from collections.abc import Sequence
@@ -32,17 +33,25 @@ class _Unit:
 def find_live(sources: Sequence[Source]) -> None:
     """Fills `live` of each source. `sources`: the script first; only its own `__main__` block runs."""
     units = [unit for index, source in enumerate(sources) for unit in _split(source, is_main=index == 0)]
+    inside: dict[int, list[_Unit]] = collections.defaultdict(list)
+    called: dict[str, list[_Unit]] = collections.defaultdict(list)
+    for unit in units:
+        if unit.outer is not None:
+            inside[id(unit.outer)].append(unit)
+        for key in _keys(unit):
+            called[key].append(unit)
     mentioned: set[str] = set()
-    waiting = units
-    while True:
-        found = [unit for unit in waiting if _is_reached(unit, mentioned)]
-        if not found:
-            break
-        for unit in found:
-            unit.is_live = True
-            mentioned |= unit.mentions
-            unit.source.live.update(unit.nodes)
-        waiting = [unit for unit in waiting if not unit.is_live]
+    reached = [unit for unit in units if unit.definition is None]
+    while reached:
+        unit = reached.pop()
+        if unit.is_live:
+            continue
+        unit.is_live = True
+        unit.source.live.update(unit.nodes)
+        new = unit.mentions - mentioned
+        mentioned |= new
+        candidates = [*inside[id(unit)], *(other for key in new for other in called.get(key, ()))]
+        reached += [other for other in candidates if not other.is_live and _is_reached(other, mentioned)]
 
 
 def _split(source: Source, *, is_main: bool) -> list[_Unit]:
@@ -90,19 +99,26 @@ def _mentions(source: Source, node: ast.AST) -> set[str]:
     return set()
 
 
+def _keys(unit: _Unit) -> set[str]:
+    """The mentions that reach a definition, once the code around it runs."""
+    if unit.definition is None or unit.outer is None:
+        return set()
+    name = unit.definition.name
+    if isinstance(unit.outer.definition, ast.ClassDef):
+        return {f"'{name}", f".{name}"}
+    return {f"'{name}", f"{unit.source.module}:{name}", f"{unit.source.module}.{name}"}
+
+
 def _is_reached(unit: _Unit, mentioned: set[str]) -> bool:
     definition, outer = unit.definition, unit.outer
     if definition is None or outer is None:
         return True
     if not outer.is_live:
         return False
-    name, around = definition.name, outer.definition
-    if f"'{name}" in mentioned:
+    if not mentioned.isdisjoint(_keys(unit)):
         return True
-    if isinstance(around, ast.ClassDef):
+    if isinstance(outer.definition, ast.ClassDef):
         # What a class inherits from elsewhere may call any of its methods.
-        return f".{name}" in mentioned or name.startswith("__") or bool(around.bases)
-    names = {f"{unit.source.module}:{name}", f"{unit.source.module}.{name}"}
-    decorators = [ast.unparse(one) for one in definition.decorator_list]
+        return definition.name.startswith("__") or bool(outer.definition.bases)
     is_main = unit.source is unit.source.program.main
-    return bool(names & mentioned) or any(is_main or _REGISTERING.search(text) for text in decorators)
+    return any(is_main or _REGISTERING.search(ast.unparse(one)) for one in definition.decorator_list)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from paceline.checks.findings import Finding, Status, check
 from paceline.checks.guards import guards_of
-from paceline.checks.program import Value
+from paceline.checks.program import Program, Value
 from paceline.checks.source import Function, Source, argument_of, constant_of, is_function, last_word
 from paceline.checks.training import LOCAL_RANK_TEXT, count_text, is_sampler, training_of
 
@@ -308,3 +308,13 @@ def find_no_process_group(source: Source) -> Iterator[Finding]:
     home, call = training.backwards[0]
     text = "this trains without a process group: every rank would train by itself"
     yield home.finding("no-process-group", "failure", call, text, _JOINING)
+
+
+def find_nccl(program: Program) -> str | None:
+    """Where a process group is made with NCCL under no condition, as `train.py:12`."""
+    for source in program.sources:
+        for call in source.find(ast.Call):
+            is_nccl = source.resolve(call.func) == _INIT and constant_of(argument_of(call, "backend", 0)) == "nccl"
+            if is_nccl and not _conditions_above(source, call):
+                return source.at(call)
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from paceline.checks import (
     rules_collectives,
@@ -19,7 +20,8 @@ from paceline.checks.findings import CHECKS, Check, Finding
 from paceline.checks.imports import find_required
 from paceline.checks.program import Program
 from paceline.checks.reading import Reader
-from paceline.checks.results import catch_crash
+from paceline.checks.results import crashed
+from paceline.checks.rules_launching import find_nccl
 from paceline.checks.source import Source
 
 _RULES = (
@@ -34,33 +36,45 @@ _RULES = (
 )
 
 
-def examine_script(path: Path, project: Path) -> tuple[list[Finding], tuple[str, ...]]:
-    """What `check_script` finds, and the modules that the script can't start without."""
-    imports: list[str] = []
+class ScriptReport(NamedTuple):
+    """What reading a script has brought."""
 
-    def look() -> list[Finding]:
+    findings: list[Finding]
+    imports: tuple[str, ...]
+    """Modules that it can't start without."""
+    nccl_at: str
+    """Where it asks for NCCL in any case, as `train.py:12`; empty where it doesn't."""
+
+
+def examine_script(path: Path, project: Path) -> ScriptReport:
+    """Reads a script and the modules of its project that it imports. Raises nothing.
+
+    `project`: the folder that is copied to the other hosts; imports are followed inside it only.
+    """
+    try:
         reader = Reader(path, project)
         reader.read()
-        imports.extend(find_required(reader.sources))
-        return check_script(path, project)
-
-    return catch_crash("unreadable-script", look), tuple(imports)
+        if not reader.sources:
+            return ScriptReport(reader.findings, (), "")
+        program = Program(reader.sources)
+        return ScriptReport(
+            [*reader.findings, *_check(program)], find_required(reader.sources), find_nccl(program) or ""
+        )
+    except Exception as error:  # noqa: BLE001  # whatever a file of somebody's holds
+        result = crashed(error)
+        finding = Finding(check="unreadable-script", status=result.status, where=path.name, text=result.text)
+        return ScriptReport([finding], (), "")
 
 
 def check_script(path: Path, project: Path) -> list[Finding]:
-    """What is found in a script and in the modules of its project that it imports, by file and line.
+    """What `examine_script` finds, by file and line: what can't be read, and a rule that fails, too."""
+    return examine_script(path, project).findings
 
-    `project`: the folder that is copied to the other hosts; imports are followed inside it only. Nothing is raised:
-    what can't be read is a finding, too, and so is a rule that fails.
-    """
-    reader = Reader(path, project)
-    reader.read()
-    if not reader.sources:
-        return reader.findings
-    program = Program(reader.sources)
+
+def _check(program: Program) -> list[Finding]:
     rules = [one for one in CHECKS.values() if one.function.__module__ in {module.__name__ for module in _RULES}]
     found = [finding for source in program.sources for rule in rules for finding in _apply(rule, source)]
-    return reader.findings + list(dict.fromkeys(found))
+    return list(dict.fromkeys(found))
 
 
 def _apply(rule: Check, source: Source) -> Iterator[Finding]:

@@ -25,8 +25,9 @@ def explain(words: tuple[str, ...], json: bool) -> None:
     """Name the first cause in the logs of a failed run.
 
     Takes logs of any launcher, folders of them, and - for standard input; without arguments, the newest failed run of
-    paceline's. A NAME is an entry that an explanation has mentioned, or a check of `paceline check`. Ends with 1 if no
-    cause was found.
+    paceline's. A NAME is an entry that an explanation has mentioned, or a check of `paceline check`.
+
+    Exit codes: 0 a cause was named, 1 none was found, 2 there is no such log.
     """
     if len(words) == 1 and words[0] != "-" and not Path(words[0]).exists():
         text = explain_name(words[0]) or reference.describe(words[0])
