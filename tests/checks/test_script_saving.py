@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from script_cases import SETUP, Case, confirm, look
+from script_cases import IMPORTS, SETUP, Case, confirm, look
 
 CASES = [
     Case(
@@ -156,3 +156,13 @@ def test_a_remedy_for_accelerate_asks_accelerate(tmp_path: Path) -> None:
     text = "import torch\nfrom accelerate import Accelerator\naccelerator = Accelerator()\ntorch.save(model, 'm.pt')\n"
     (found,) = look(tmp_path, text)
     assert found.remedy == "if accelerator.is_main_process: torch.save(model, 'm.pt')"
+
+
+def test_where_the_group_may_not_be_made_the_remedy_asks_first(tmp_path: Path) -> None:
+    text = IMPORTS + (
+        'local_rank = int(os.environ.get("LOCAL_RANK", 0))\n'
+        'if "RANK" in os.environ:\n    dist.init_process_group("nccl")\n'
+        'if local_rank == 0:\n    torch.save(model, "model.pt")\n'
+    )
+    [found] = [one for one in look(tmp_path, text) if one.check == "save-on-each-host"]
+    assert found.remedy == "if (dist.get_rank() if dist.is_initialized() else 0) == 0:"

@@ -190,22 +190,24 @@ def training_of(program: Program) -> Training:
 
 def rank_text(source: Source) -> str:
     """How this file can ask for the rank in the run; also where it runs alone."""
-    if (module := _module_text(source)) is not None:
-        return f"{module}.rank()" if source.names[module] == "horovod.torch" else f"{module}.get_rank()"
-    return 'int(os.environ.get("RANK", 0))'
+    return _ask_group(source, "rank()", "get_rank()", 'int(os.environ.get("RANK", 0))', alone=0)
 
 
 def count_text(source: Source) -> str:
     """How this file can ask for the number of ranks; also where it runs alone."""
-    if (module := _module_text(source)) is not None:
-        return f"{module}.size()" if source.names[module] == "horovod.torch" else f"{module}.get_world_size()"
-    return 'int(os.environ.get("WORLD_SIZE", 1))'
+    return _ask_group(source, "size()", "get_world_size()", 'int(os.environ.get("WORLD_SIZE", 1))', alone=1)
 
 
-def _module_text(source: Source) -> str | None:
-    """What the file calls `torch.distributed`, where a process group is made in any case, or Horovod."""
-    usable = {"horovod.torch", "torch.distributed"} if _makes_group_always(source.program) else {"horovod.torch"}
-    return next((alias for alias, full in source.names.items() if full in usable), None)
+def _ask_group(source: Source, of_horovod: str, of_torch: str, of_launcher: str, *, alone: int) -> str:
+    """By whatever name the file has for Horovod or `torch.distributed`; else what the launcher says."""
+    names = {full: alias for alias, full in source.names.items() if full in ("torch.distributed", "horovod.torch")}
+    if "horovod.torch" in names:
+        return f"{names['horovod.torch']}.{of_horovod}"
+    if "torch.distributed" not in names:
+        return of_launcher
+    module = names["torch.distributed"]
+    asked = f"{module}.{of_torch}"
+    return asked if _makes_group_always(source.program) else f"({asked} if {module}.is_initialized() else {alone})"
 
 
 @functools.lru_cache(maxsize=1)
