@@ -98,6 +98,12 @@ def test_a_host_that_is_called_like_a_word_is_named() -> None:
     assert shown([make_finding("failure", "h2", text)]).startswith("✗ h2: nothing listens")
 
 
+def test_of_many_places_some_are_named() -> None:
+    found = [make_finding("warning", f"train.py:{line}", "every rank prints this line") for line in range(1, 80)]
+    [line, *_] = shown(found).splitlines()
+    assert line == "! train.py:1, train.py:2, train.py:3, train.py:4 and 75 more: every rank prints"
+
+
 def test_where_nothing_was_looked_at_nothing_is_fine() -> None:
     assert "fine" not in shown([make_finding("failure", "h2", "no such host")])
     found = [make_finding("failure", "h2", "no such host"), make_finding("ok", "h1", "well")]

@@ -76,6 +76,12 @@ def test_what_is_neither_file_nor_entry() -> None:
     assert "cuda-om" in error.message and "cuda-oom" in str(error.hint)
 
 
+def test_a_cause_as_long_as_it_likes_is_cut_and_a_narrow_terminal_gets_forty_columns() -> None:
+    explanation = explain_texts(f"Traceback (most recent call last):\nValueError: {'x' * 100_000}\n")
+    lines = report.to_text(explanation, 10)
+    assert sum(map(len, lines)) < 3000 and any(len(line) > 30 for line in lines)
+
+
 def test_json() -> None:
     done = run("--json", "-", stdin="a\n[rank1]: No CUDA GPUs are available\n")
     record = json.loads(done.output)

@@ -210,8 +210,10 @@ class Source:
 
     def finding(self, check: str, status: Status, node: ast.AST, text: str, remedy: str = "") -> Finding:
         """A finding on the line where the node begins."""
-        if "os.environ" in remedy and self.names.get("os") != "os":
-            remedy += "  # with import os"
+        needed = [name for name in ("os.environ", "torch.") if re.search(rf"(?<![\w.]){re.escape(name)}", remedy)]
+        missing = [module for name in needed if (module := name.partition(".")[0]) not in self.names]
+        if missing:
+            remedy += f"  # with import {', '.join(missing)}"
         return Finding(check=check, status=status, where=self.at(node), text=text, remedy=remedy)
 
     @functools.cached_property

@@ -21,6 +21,10 @@ _MARKS: dict[Status, str] = {"failure": "stop", "warning": "warn", "ok": "fine"}
 _COLUMNS = (("host", 14), ("python", 8), ("torch", 13), ("GPUs", 16), ("cores", 5), ("memory", 8), ("disk free", 9))
 
 
+_MOST_PLACES = 4
+"""Named before a sentence that holds for all of them."""
+
+
 def table(states: Sequence[HostState]) -> list[str]:
     """One line per host, in 80 columns."""
     if not states:
@@ -65,7 +69,8 @@ def lines(findings: Sequence[Finding], *, num_hosts: int, width: int, is_verbose
 
 def _lines(finding: Finding, sign: str, width: int) -> Iterator[str]:
     names = [name for name in finding.where.split(", ") if not _speaks_of(finding.text, name)]
-    text = f"{', '.join(names)}: {finding.text}" if names and finding.where else finding.text
+    told = ", ".join(names[:_MOST_PLACES]) + (f" and {len(names) - _MOST_PLACES} more" if names[_MOST_PLACES:] else "")
+    text = f"{told}: {finding.text}" if names and finding.where else finding.text
     first, *rest = [line for part in text.splitlines() for line in textwrap.wrap(part, width - 2) or [""]]
     yield f"{sign} {first}"
     yield from (f"  {line}" for line in rest)

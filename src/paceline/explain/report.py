@@ -21,16 +21,22 @@ _ASK = (
     "NCCL WARN (run with NCCL_DEBUG=INFO), each rank's traceback (torchrun --tee 3 or --log-dir), the kernel's log "
     "(journalctl -k, dmesg). If it hangs and says nothing, py-spy dump --pid PID shows where each rank waits."
 )
+_LEAST_WIDTH = 40
+_MOST_OF_CAUSE = 800
+"""Characters: exceptions of the user's own may hold a whole tensor."""
 _HEADINGS = {"certain": "The cause", "likely": "The likely cause", "possible": "A possible cause"}
 
 
 def to_text(explanation: Explanation, width: int) -> list[str]:
-    """Lines of at most `width` columns."""
+    """Lines of at most `width` columns, of which 40 are needed."""
+    width = max(width, _LEAST_WIDTH)
     lines = [*_wrap(_summary(explanation), width), ""]
     if explanation.verdict == "nothing":
         return [*lines, *_wrap("Nothing in it is known to be a failure.", width), *_wrap(_ASK, width)]
     heading = _HEADINGS[explanation.confidence] + ": " if explanation.confidence else ""
-    lines += [*_wrap(heading + explanation.cause, width), ""]
+    is_long = len(explanation.cause) > _MOST_OF_CAUSE
+    cause = f"{explanation.cause[:_MOST_OF_CAUSE]} …" if is_long else explanation.cause
+    lines += [*_wrap(heading + cause, width), ""]
     is_only = len(explanation.logs) == 1
     for line in explanation.evidence:
         lines += _labelled("evidence", f"{_place(line, is_only=is_only)}:", width)
