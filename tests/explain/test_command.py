@@ -57,6 +57,16 @@ def test_without_words_and_without_a_failed_run(state: pathlib.Path) -> None:
     assert isinstance(error, InputError) and str(state) in error.message and error.hint is not None
 
 
+def test_a_run_that_was_stopped_after_the_failed_one_is_mentioned(state: pathlib.Path) -> None:
+    for name, end in {
+        "20261130-120000-aaaa": {"exit_code": 1, "headline": "exit code 1"},
+        "20261130-130000-bbbb": {"exit_code": 130, "headline": ""},
+    }.items():
+        (state / name).mkdir(parents=True)
+        (state / name / "events.jsonl").write_text(json.dumps({"at": 1.0, "kind": "run_ended", **end}) + "\n")
+    assert f"a later one was stopped: paceline explain {state / '20261130-130000-bbbb'}" in run().output
+
+
 def test_a_name_shows_the_entry() -> None:
     done = run("cuda-oom")
     assert done.exit_code == 0 and done.output.startswith("cuda-oom (OOM, root)\n")

@@ -95,7 +95,7 @@ def test_a_rank_that_exits_by_itself_is_the_cause_and_not_those_that_we_end_then
 
 
 def test_a_rank_that_left_early_is_the_cause_of_what_others_say_then(tmp_path: pathlib.Path) -> None:
-    headline = "rank 1 had left before, with exit code 0; then exit code 1: RuntimeError: Connection closed by peer"
+    headline = "rank 1 had left before, with exit code 0; then rank 0: exit code 1: RuntimeError: Connection closed"
     records = [*BEGIN, exited(1, 0), exited(0, 1), ended(headline=headline)]
     explanation = explain_folder(make_run(tmp_path / "run", records, {"rank-0.stderr.log": LOST}))
     assert (explanation.entry, explanation.confidence) == ("paceline-left-early", "likely")
@@ -203,9 +203,9 @@ def test_standard_input() -> None:
 
 
 def test_the_newest_failed_run(tmp_path: pathlib.Path) -> None:
-    assert sources.newest_failed_run(tmp_path / "runs") is None
+    assert sources.newest_failed_run(tmp_path / "runs") == (None, None)
     runs = {
-        "20261130-110000-aaaa": [*BEGIN, ended()],
+        "20261130-110000-aaaa": [*BEGIN, events.RunEnded(exit_code=130, headline="")],
         "20261130-120000-bbbb": [*BEGIN, ended()],
         "20261130-130000-cccc": [*BEGIN, events.RunEnded(exit_code=0, headline="")],
         "20261130-140000-dddd": [*BEGIN, events.RunEnded(exit_code=130, headline="")],
@@ -214,8 +214,9 @@ def test_the_newest_failed_run(tmp_path: pathlib.Path) -> None:
     for name, records in runs.items():
         make_run(tmp_path / "runs" / name, records, {})
     (tmp_path / "runs" / "20261130-160000-ffff").mkdir()
-    newest = sources.newest_failed_run(tmp_path / "runs")
+    newest, stopped = sources.newest_failed_run(tmp_path / "runs")
     assert newest is not None and newest.name == "20261130-120000-bbbb"
+    assert stopped is not None and stopped.name == "20261130-140000-dddd", "and not one that was stopped before it"
 
 
 # At the end of a failed run

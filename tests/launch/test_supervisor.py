@@ -276,7 +276,8 @@ def test_a_rank_that_left_without_a_word_is_named_beside_the_broken_connection()
     drive = running()
     drive.tell(ended(1, 0), raised(0, CLOSED), ended(0, 1), *all_stopped())
     cause = drive.outcome.failures[0]
-    assert cause.what == f"rank 1 had left before, with exit code 0; then exit code 1: {CLOSED}"
+    assert cause.what == f"rank 1 had left before, with exit code 0; then rank 0: exit code 1: {CLOSED}"
+    assert cause.names_ranks
 
 
 def test_an_exit_that_we_asked_for_is_never_the_cause() -> None:

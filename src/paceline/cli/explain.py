@@ -62,12 +62,14 @@ def _read(words: tuple[str, ...]) -> list[Log]:
 
 def _newest_run() -> Path:
     runs = Path(state_folder()) / "runs"
-    folder = sources.newest_failed_run(runs)
+    folder, stopped = sources.newest_failed_run(runs)
     if folder is None:
-        raise InputError(
-            f"no run of paceline's in {runs} has failed", hint="paceline explain FILE, or ... | paceline explain -"
-        )
+        files = "paceline explain FILE, or ... | paceline explain -"
+        hint = files if stopped is None else f"one was stopped: paceline explain {stopped}"
+        raise InputError(f"no run of paceline's in {runs} has failed", hint=hint)
     print(f"paceline: {folder}", file=sys.stderr)
+    if stopped is not None:
+        print(f"  a later one was stopped: paceline explain {stopped}", file=sys.stderr)
     return folder
 
 

@@ -67,7 +67,7 @@ def _failure_lines(result: Result, view: RunView, width: int, explained: Sequenc
     elif cause.rank is not None and result.log_paths[cause.rank].exists():
         yield f"  its stderr  {result.log_paths[cause.rank]}"
     yield from explained
-    yield f"paceline: {_who(result, cause)} failed first: {cause.what}"
+    yield f"paceline: {cause.what if cause.names_ranks else f'{_who(result, cause)} failed first: {cause.what}'}"
 
 
 def _checkpoint_lines(view: RunView) -> Iterator[str]:

@@ -105,15 +105,18 @@ def read_stream(stream: BinaryIO, catalogue: Catalogue) -> Log:
     return read_log(stream.read, "stdin", catalogue)
 
 
-def newest_failed_run(runs: Path) -> Path | None:
-    """The folder of the newest run of ours that failed; not one that was stopped, or still goes on."""
-    if not runs.is_dir():
-        return None
-    for folder in sorted(runs.iterdir(), reverse=True):
+def newest_failed_run(runs: Path) -> tuple[Path | None, Path | None]:
+    """The folder of the newest run of ours that failed, and of the newest that was stopped after it, if any: that one
+    may have hung. A run that still goes on is neither."""
+    stopped: Path | None = None
+    for folder in sorted(runs.iterdir(), reverse=True) if runs.is_dir() else ():
         end = _last_record(folder / EVENTS)
-        if end.get("kind") == events.RunEnded.kind and end.get("exit_code") and end.get("headline"):
-            return folder
-    return None
+        if end.get("kind") != events.RunEnded.kind or not end.get("exit_code"):
+            continue
+        if end.get("headline"):
+            return folder, stopped
+        stopped = stopped or folder
+    return None, stopped
 
 
 def _is_log(path: Path) -> bool:

@@ -28,6 +28,8 @@ class Failure(Record):
     traceback: str = ""
     is_consequence: bool = False
     """It looks like what happens to a rank when another one has died."""
+    names_ranks: bool = False
+    """`what` says by itself which rank did what."""
 
 
 def order_failures(failures: tuple[Failure, ...]) -> tuple[Failure, ...]:

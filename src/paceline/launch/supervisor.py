@@ -259,9 +259,10 @@ def _rank_failure(state: State, event: Ended, rank: RankState) -> Failure:
     what = f"{how}: {summary}" if summary else how
     looks_so = looks_like_consequence(summary, event.exit_code)
     left = sorted(number for number, other in state.ranks.items() if other.exit_code == 0)
-    if looks_so and left and state.phase == "running":
+    names_ranks = looks_so and bool(left) and state.phase == "running"
+    if names_ranks:
         # Nothing failed before it: the one that went without a word is what the user must look at.
-        what = f"rank {left[0]} had left before, with exit code 0; then {what}"
+        what = f"rank {left[0]} had left before, with exit code 0; then rank {event.rank}: {what}"
     came_at_s = event.at_s if rank.raised is None else rank.raised_at_s
     after_stop = state.phase == "stopping" and came_at_s > state.stopping_since_s + CLOCK_SLACK_S
     return Failure(
@@ -272,6 +273,7 @@ def _rank_failure(state: State, event: Ended, rank: RankState) -> Failure:
         what=what,
         traceback=rank.raised.traceback if rank.raised is not None else "",
         is_consequence=looks_so or after_stop,
+        names_ranks=names_ranks,
     )
 
 
