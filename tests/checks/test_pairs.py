@@ -384,3 +384,13 @@ def test_names_in_a_sentence() -> None:
     assert join_names(["h1"]) == "h1"
     assert join_names(["h1", "h2", "h3"]) == "h1, h2 and h3"
     assert join_names([f"h{number}" for number in range(1, 33)]) == "h1, h2, h3 and 29 more"
+
+
+def test_a_route_of_the_callers_own_is_no_firewall_of_the_other() -> None:
+    found = [
+        dataclasses.replace(knock, detail="EINVAL" if knock.outcome != pair_errand.OK else "")
+        for knock in knocks({(0, 1): pair_errand.UNREACHABLE}, num=2)
+    ]
+    [finding] = check_ports([FOUR[0], FOUR[1]], found, ())
+    assert "a route on h1 itself leads nowhere (EINVAL)" in finding.text
+    assert finding.remedy.startswith("On h1:  ip route get 10.0.0.2")

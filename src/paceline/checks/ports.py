@@ -135,6 +135,8 @@ def _guess(closed: _Closed, source: End, target: End) -> str:
         return f"a firewall on {target.name}, or between them, drops it" + (
             "" if is_near else ", or there is no way back to the other subnet"
         )
+    if _is_own_route(closed) and is_near:
+        return f"a route on {source.name} itself leads nowhere ({closed.knock.detail})"
     if outcome == errand.UNREACHABLE:
         return (
             f"a firewall on {target.name} rejects it ({closed.knock.detail})"
@@ -146,6 +148,11 @@ def _guess(closed: _Closed, source: End, target: End) -> str:
     if outcome == errand.FORBIDDEN:
         return f"a rule on {source.name} itself forbids it"
     return f"another machine has {target.address} ({closed.knock.detail})"
+
+
+def _is_own_route(closed: _Closed) -> bool:
+    """This host's kernel refused at once, without sending anything: a blackhole, or no route at all."""
+    return closed.knock.outcome == errand.UNREACHABLE and closed.knock.detail in ("EINVAL", "ENETUNREACH")
 
 
 def _drops_answers(source: End, target: End) -> bool:
@@ -163,6 +170,8 @@ def _find_remedy(group: Sequence[_Closed], ends: Sequence[End]) -> str:
         return (
             f"On {target.name}:  give {target.interface} an address of its own; ip neigh, on {source.name}, tells whose"
         )
+    if _is_own_route(first) and source.network == target.network:
+        return f"On {source.name}:  ip route get {target.address}   (then: ip route del what is in the way)"
     if outcome == errand.UNREACHABLE and source.network != target.network:
         return "paceline run --nic NETWORK, with a network that joins them; or ip=ADDRESS for each host in the hostfile"
     if outcome == errand.FORBIDDEN:
