@@ -236,6 +236,12 @@ def test_functions_that_call_each_other_come_to_an_end(tmp_path: Path) -> None:
     assert look(tmp_path, text) == []
 
 
+def test_buffers_that_are_not_broadcast_are_no_matter(tmp_path: Path) -> None:
+    text = BUFFERS.replace("DDP(nn.Linear(1, 1))", "DDP(nn.Linear(1, 1), broadcast_buffers=False)")
+    assert text != BUFFERS
+    assert look(tmp_path, text + "if rank == 0:\n    model(x)\n") == []
+
+
 def test_without_buffers_a_rank_may_go_alone(tmp_path: Path) -> None:
     """A mask that only some versions of PyTorch need is no reason to warn."""
     text = (

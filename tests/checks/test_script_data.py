@@ -79,6 +79,7 @@ CASES = [
     Case(
         check="unsharded-training-data",
         bad="import horovod.torch as hvd\nhvd.init()\ntrain_loader = DataLoader(dataset)  #!\n",
+        remedy="DistributedSampler(dataset, num_replicas=hvd.size(), rank=hvd.rank())",
         good="""
         from accelerate import Accelerator
         accelerator = Accelerator()
@@ -150,6 +151,24 @@ CASES = [
     Case(
         check="batch-size-and-learning-rate",
         status="ok",
+        bad="""
+        gpus = torch.cuda.device_count()
+        args.batch_size = args.batch_size // gpus  #!
+        """,
+        good="""
+        args.batch_size = args.batch_size // dist.get_world_size()
+        args.world_size = torch.cuda.device_count()
+        args.world_size = int(os.environ["SLURM_NTASKS"])
+        args.batch_size = args.batch_size // args.world_size
+        print(args.batch_size // torch.cuda.device_count())
+        threads = args.threads // torch.cuda.device_count()
+        """,
+        remedy="divide by the number of ranks on all hosts",
+        head=WRAPPED,
+    ),
+    Case(
+        check="batch-size-and-learning-rate",
+        status="ok",
         bad="loader = DataLoader(dataset, 64, sampler=DistributedSampler(dataset))  #!\n",
         good="""
         loader = DataLoader(dataset, 64, sampler=DistributedSampler(dataset))
@@ -183,9 +202,42 @@ def test_frameworks_are_not_accused_of_what_they_do(tmp_path: Path, framework: s
     assert look(tmp_path, text) == []
 
 
-def test_without_a_metric_repeated_samples_do_no_harm(tmp_path: Path) -> None:
-    text = SETUP + "val_sampler = DistributedSampler(val_set)\nfor batch in val_batches:\n    print(model(batch))\n"
-    assert look(tmp_path, text) == []
+@pytest.mark.parametrize(
+    "evaluation",
+    [
+        "for batch in val_batches:\n    print(model(batch))",
+        "rounds = 0\nfor batch in val_batches:\n    print(model(batch))\n    rounds += 1",
+        "for value in values:\n    total += value",
+        "def validate(feed):\n    while (batch := feed.take()) is not None:\n        print(batch)\nvalidate(1)",
+    ],
+)
+def test_without_a_metric_repeated_samples_do_no_harm(tmp_path: Path, evaluation: str) -> None:
+    assert look(tmp_path, f"{SETUP}val_sampler = DistributedSampler(val_set)\n{evaluation}\n") == []
+
+
+def test_batches_that_are_asked_for_are_an_evaluation(tmp_path: Path) -> None:
+    text = SETUP + "val_sampler = DistributedSampler(val_set)\ndef validate(feed):\n"
+    text += "    while (batch := feed.take()) is not None:\n        accuracy.update(batch)\nvalidate(1)\n"
+    assert [one.check for one in look(tmp_path, text)] == ["padded-evaluation"]
+
+
+def test_a_sampler_that_may_not_be_made_is_named_with_care(tmp_path: Path) -> None:
+    text = SETUP + "if len(sys.argv) > 1:\n    sampler = DistributedSampler(train_set)\nfor epoch in range(9): pass\n"
+    (found,) = look(tmp_path, text)
+    assert found.remedy == "sampler.set_epoch(epoch), if it was made  # first in the loop of train.py:11"
+
+
+def test_a_sampler_that_nothing_holds_is_not_named(tmp_path: Path) -> None:
+    text = WRAPPED + "for epoch in range(9):\n    run(DataLoader(dataset, sampler=DistributedSampler(dataset)))\n"
+    (found,) = look(tmp_path, text)
+    assert found.remedy.startswith("hand this sampler on")
+
+
+def test_a_sampler_needs_a_group(tmp_path: Path) -> None:
+    text = WRAPPED + "loader = DataLoader(dataset, shuffle=True)\n"
+    always, sometimes = text, text.replace("dist.init", "if len(sys.argv) > 1: dist.init")
+    told = [look(tmp_path, one)[0].remedy for one in (always, sometimes)]
+    assert told[1] == f"{told[0]}  # where a process group is made, else as it is"
 
 
 def test_a_sampler_out_of_reach_is_not_named(tmp_path: Path) -> None:

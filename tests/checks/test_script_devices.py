@@ -25,7 +25,7 @@ CASES = [
         if device == "cuda:0" or str(device) in ("cuda:0", "cpu"):
             pass
         """,
-        remedy='device = torch.device("cuda:" + os.environ["LOCAL_RANK"])',
+        remedy='device = torch.device("cuda:" + os.environ.get("LOCAL_RANK", "0"))',
     ),
     Case(
         check="hard-coded-device",
@@ -186,6 +186,19 @@ def test_a_default_that_a_helper_returns_is_left_alone_where_ranks_choose(tmp_pa
     text = 'import os, torch\ndef select():\n    arg = "cuda:0"\n    return torch.device(arg)\ndevice = select()\n'
     assert {one.check for one in look(tmp_path, text)} == {"hard-coded-device"}
     assert look(tmp_path, text + 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))\n') == []
+
+
+def test_all_lines_with_the_rank_as_a_device_are_named(tmp_path: Path) -> None:
+    text = IMPORTS + "rank = dist.get_rank()\nx.to(rank)\ny.to(rank)\nz.to(rank)\n"
+    (found,) = [one for one in look(tmp_path, text) if one.check == "device-from-rank"]
+    assert found.where == "train.py:9"
+    assert found.remedy == 'x.to(int(os.environ.get("LOCAL_RANK", 0)))  # and the same in lines 10, 11'
+
+
+def test_a_remedy_that_needs_torch_says_so(tmp_path: Path) -> None:
+    text = "from torch.distributed import init_process_group as join\nfrom torch import save\njoin()\nsave(1, 'm.pt')\n"
+    (found,) = look(tmp_path, text)
+    assert found.remedy == "if torch.distributed.get_rank() == 0: save(1, 'm.pt')  # with import torch"
 
 
 def test_a_remedy_that_needs_os_says_so(tmp_path: Path) -> None:

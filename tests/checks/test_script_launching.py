@@ -30,7 +30,7 @@ CASES = [
             os.environ["MASTER_PORT"] = "12355"
         os.environ["MASTER_PORT"] = os.environ.get("MASTER_PORT", "29500")
         """,
-        remedy="os.environ.setdefault(\"MASTER_ADDR\", 'localhost')",
+        remedy="os.environ.setdefault(\"MASTER_ADDR\", 'localhost'); os.environ.setdefault(\"MASTER_PORT\", '12355')",
         head=IMPORTS,
     ),
     Case(
@@ -89,7 +89,7 @@ CASES = [
             args.dist_url = "tcp://127.0.0.1:1"
         dist.init_process_group("nccl", init_method=args.dist_url)
         """,
-        remedy='default="env://"',
+        remedy="start it with --dist-url env://",
         head=IMPORTS,
     ),
     Case(
@@ -113,7 +113,7 @@ CASES = [
         status="failure",
         bad=SPAWN + "mp.spawn(main, args=(4,), nprocs=4)  #!\n",
         good=SPAWN + 'main(int(os.environ["LOCAL_RANK"]), 4)\n',
-        remedy="main(int(os.environ.get('LOCAL_RANK', 0)), 4) once, and no processes",
+        remedy="call main(int(os.environ.get('LOCAL_RANK', 0)), 4) once and start no processes",
         head=IMPORTS,
     ),
     Case(
@@ -127,7 +127,7 @@ CASES = [
         status="failure",
         bad=SPAWN + "for rank in range(2):\n    mp.Process(target=main, args=(rank, 2)).start()  #!\n",
         good=SPAWN + "def fill(queue): pass\nmp.Process(target=fill, args=([],)).start()\n",
-        remedy='main(int(os.environ.get("RANK", 0)), 2) once, and no processes',
+        remedy='call main(int(os.environ.get("RANK", 0)), 2) once and start no processes',
         head=IMPORTS,
     ),
     Case(
@@ -146,7 +146,7 @@ CASES = [
             print(torch.cuda.device_count())
         start(0)
         """,
-        remedy='world_size = int(os.environ.get("WORLD_SIZE", 1))',
+        remedy='world_size = int(os.environ.get("WORLD_SIZE", torch.cuda.device_count()))',
         head=IMPORTS,
     ),
     Case(
@@ -180,13 +180,38 @@ CASES = [
         rank = int(os.environ["RANK"])
         sampler = DistributedSampler([1], num_replicas=8, rank=rank)
         """,
-        remedy='rank=int(os.environ.get("RANK", 0))',
+        remedy='rank=int(os.environ.get("RANK", local_rank))',
+    ),
+    Case(
+        check="success-without-training",
+        bad="""
+        def are_enough(wanted):
+            return torch.cuda.device_count() >= wanted
+        if not are_enough(2):
+            print("two GPUs are needed")
+            sys.exit()  #!
+        """,
+        good="""
+        def are_enough(wanted):
+            return torch.cuda.device_count() >= wanted
+        if not are_enough(2):
+            sys.exit("two GPUs are needed")
+        if args.is_only_shown:
+            sys.exit()
+        """,
+        remedy="raise SystemExit(1)",
+    ),
+    Case(
+        check="success-without-training",
+        bad="gpus = torch.cuda.device_count()\nif gpus < 2:\n    exit(0)  #!\n",
+        good="gpus = torch.cuda.device_count()\nif gpus < 2:\n    exit(1)\n",
     ),
     Case(
         check="no-process-group",
         status="failure",
         bad="torch.ones(1, requires_grad=True).sum().backward()  #!",
         good="torch.ones(1).sum()",
+        remedy="for model and optimizer (make one if there is none)",
         head="import torch\n",
     ),
     Case(
@@ -206,12 +231,15 @@ def test_rule(tmp_path: Path, case: Case) -> None:
 
 def test_two_lines_of_one_function_are_one_finding(tmp_path: Path) -> None:
     text = 'import os\nos.environ["MASTER_ADDR"] = "h1"\nos.environ["MASTER_PORT"] = "1"\n'
-    assert [one.where for one in look(tmp_path, text)] == ["train.py:2"]
+    (found,) = look(tmp_path, text)
+    assert found.where == "train.py:2"
+    assert found.text == "MASTER_ADDR is set to 'h1' here, and MASTER_PORT in line 3, whatever the launcher has chosen"
 
 
 def test_a_port_that_is_none_is_called_so(tmp_path: Path) -> None:
     found = look(tmp_path, 'import os\nos.environ["MASTER_PORT"] = "80000"\n')
     assert [one.text for one in found] == ["80000 is no port: the highest one is 65535"]
+    assert found[0].remedy == "delete this line: the launcher sets MASTER_PORT"
 
 
 def test_spawned_workers_are_not_accused_of_using_their_index(tmp_path: Path) -> None:

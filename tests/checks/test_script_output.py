@@ -110,6 +110,17 @@ def test_rule(tmp_path: Path, case: Case) -> None:
     confirm(tmp_path, case)
 
 
+@pytest.mark.parametrize("given", ["root, download=True", "root=root, download=args.fetch", "args.data, download=True"])
+def test_a_path_that_is_filled_by_a_download_is_no_matter(tmp_path: Path, given: str) -> None:
+    text = (
+        'import torchvision\nroot = "../data"\nparser.add_argument("--data", default="../data")\nparser.parse_args()\n'
+    )
+    call = f"torchvision.datasets.MNIST({given})\n"
+    assert look(tmp_path, text + call) == []
+    told = look(tmp_path, text + call.partition(", download")[0] + ", download=False)\n")
+    assert {one.check for one in told} == {"path-outside-project"}
+
+
 def test_bars_are_counted(tmp_path: Path) -> None:
     bars = "for x in tqdm(loader): x.backward()\n" * 3 + "for x in tqdm(loader): x.backward()  # paceline: ignore\n"
     assert [one.text for one in look(tmp_path, LOOP + bars)] == ["every rank shows this bar, and 2 more in this file"]

@@ -158,6 +158,14 @@ def test_a_remedy_for_accelerate_asks_accelerate(tmp_path: Path) -> None:
     assert found.remedy == "if accelerator.is_main_process: torch.save(model, 'm.pt')"
 
 
+def test_a_file_that_every_rank_loads_again_has_to_reach_all_hosts(tmp_path: Path) -> None:
+    text = SETUP + 'local_rank = int(os.environ["LOCAL_RANK"])\nif local_rank == 0:\n    torch.save(1, "m.pt")\n'
+    loading = 'state = torch.load("m.pt", map_location="cpu")\n'
+    ((alone,), (loaded,)) = look(tmp_path, text), look(tmp_path, text + loading)
+    assert alone.remedy == "if dist.get_rank() == 0:"
+    assert loaded.remedy.startswith(f"{alone.remedy}  # and to a disk that all hosts share")
+
+
 def test_where_the_group_may_not_be_made_the_remedy_asks_first(tmp_path: Path) -> None:
     text = IMPORTS + (
         'local_rank = int(os.environ.get("LOCAL_RANK", 0))\n'

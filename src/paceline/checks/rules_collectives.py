@@ -10,7 +10,7 @@ from typing import NamedTuple
 from paceline.checks.findings import Finding, check
 from paceline.checks.guards import Who, guards_of
 from paceline.checks.program import Owned, Program
-from paceline.checks.source import Source, argument_of, parameters_of
+from paceline.checks.source import Source, argument_of, constant_of, parameters_of
 from paceline.checks.training import Wrapper, training_of
 
 _TOGETHER = {
@@ -28,7 +28,9 @@ _TOGETHER = {
 _COLLECTIVES = {f"{module}.{name}" for module, names in _TOGETHER.items() for name in names}
 _COLLECTIVE_METHODS = {"wait_for_everyone", "gather_for_metrics", "pad_across_processes"}
 """Of accelerate's object."""
-_SHARED_DECISION = "decision = [stop]; torch.distributed.broadcast_object_list(decision); stop = decision[0]  # on all"
+_SHARED_DECISION = (
+    "on all ranks: torch.distributed.broadcast_object_list of rank 0's decision, and leave by what it brings"
+)
 _GROUPED = ("group", "process_group", "no_dist")
 
 
@@ -201,7 +203,13 @@ def find_forward_on_one_rank(source: Source) -> Iterator[Finding]:
 
 @functools.lru_cache(maxsize=1)
 def _has_buffers(program: Program) -> bool:
-    """Models come from elsewhere, or have batch normalisation or buffers of their own, as far as is known."""
+    """Models come from elsewhere, or have batch normalisation or buffers of their own, and the wrapper cares."""
+    if any(
+        constant_of(argument_of(call, "broadcast_buffers")) is False
+        for source in program.sources
+        for call in source.find(ast.Call)
+    ):
+        return False
     if any(name.startswith(("torchvision.models.", "timm.")) or "BatchNorm" in name for name in program.dotted_names):
         return True
     return any(

@@ -11,13 +11,24 @@ from paceline.checks.findings import Finding, check
 from paceline.checks.guards import guards_of
 from paceline.checks.program import Program
 from paceline.checks.source import Loop, Source, argument_of, constant_of, is_function, last_word
-from paceline.checks.training import count_text, is_loader, is_one_process_only, is_sampler, training_of
+from paceline.checks.training import (
+    count_text,
+    gpu_count,
+    is_loader,
+    is_one_process_only,
+    is_sampler,
+    makes_group_always,
+    training_of,
+)
 
 _EVALUATION = re.compile(r"(^|[_\W])(val|valid|validation|eval|evaluation|test|dev|query|gallery)(_|\d|\W|$)", re.I)
 _TRAINING = re.compile(r"(^|[_\W])train", re.I)
 _SHARDS = re.compile(r"shard|split_(dataset_)?by_(node|rank)|webdataset|wds\.|partition|scatter|IterableDataset", re.I)
 _COUNTS = re.compile(r"gpu|world|device|rank|node|replica|procs|tasks|num_proc", re.I)
-_BATCHES = re.compile(r"load|dl$|batch|val|test|eval|dev|metric", re.I)
+_BATCHES = re.compile(r"loader|(^|[_\W])dl(\W|$)|batch|metric", re.I)
+_SCORING = re.compile(r"^_*(val|test|eval)", re.I)
+"""Begins what functions are called that measure a model."""
+_BATCH_SIZE = re.compile(r"batch|(^|_)bsz?$", re.I)
 _ADDING = {"update", "append", "extend", "add", "add_batch", "accumulate", "all_reduce", "all_gather", "gather"}
 _OWN_DIVISION = {"accelerate", "lightning", "deepspeed", "transformers", "paceline", "other"}
 """Frameworks that may divide the data themselves."""
@@ -135,21 +146,22 @@ def find_missing_set_epoch(source: Source) -> Iterator[Finding]:
         epoch = next((name for name in names if "epoch" in name), names[0] if names else "epoch")
         text = "the sampler is never told the epoch, so that every epoch has the same order"
         is_in_reach = source is home and source.function_of(call) in (None, home.function_of(head))
-        called = f"{_sampler_name(source, call)}.set_epoch({epoch})"
-        if not is_in_reach:
-            called = f"hand this sampler on, and call its set_epoch({epoch})"
+        name = _sampler_name(source, call) if is_in_reach else None
+        called = f"{name}.set_epoch({epoch})" if name else f"hand this sampler on, and call its set_epoch({epoch})"
+        if any(True for _ in guards_of(source.program).conditions(source, call)):
+            called = f"{called}, if it was made"
         remedy = f"{called}  # first in the loop of {home.at(head)}"
         yield source.finding("missing-set-epoch", "warning", call, text, remedy)
 
 
-def _sampler_name(source: Source, call: ast.Call) -> str:
-    """How the sampler can be named in the loop."""
+def _sampler_name(source: Source, call: ast.Call) -> str | None:
+    """How the sampler can be named in the loop; None where nothing holds it."""
     statement = source.statement_of(call)
     pairs = [(target, one.value) for target, one in source.all_assignments if one.statement is statement]
     for target, value in pairs:
         if value is call or (isinstance(value, ast.IfExp) and call in (value.body, value.orelse)):
             return ast.unparse(target)
-    return f"{ast.unparse(pairs[0][0]) if pairs else 'loader'}.sampler"
+    return f"{ast.unparse(pairs[0][0])}.sampler" if pairs else None
 
 
 @check("unsharded-training-data")
@@ -229,8 +241,12 @@ def _with_sampler(source: Source, call: ast.Call) -> str:
     )
     kept = [ast.unparse(part) for part in call.args[:2]]
     kept += [ast.unparse(keyword) for keyword in call.keywords if keyword.arg != "shuffle"]
-    sampler = f"sampler=torch.utils.data.DistributedSampler({dataset})"
-    return source.replaced((call, f"{ast.unparse(call.func)}({', '.join([*kept, sampler])})"))
+    horovod = next((alias for alias, full in source.names.items() if full == "horovod.torch"), None)
+    ranks = f", num_replicas={horovod}.size(), rank={horovod}.rank()" if horovod else ""
+    sampler = f"sampler=torch.utils.data.DistributedSampler({dataset}{ranks})"
+    remedy = source.replaced((call, f"{ast.unparse(call.func)}({', '.join([*kept, sampler])})"))
+    is_in_any_case = horovod or makes_group_always(source.program)
+    return remedy if is_in_any_case else f"{remedy}  # where a process group is made, else as it is"
 
 
 @check("padded-evaluation")
@@ -270,15 +286,27 @@ def find_padded_evaluation(source: Source) -> Iterator[Finding]:
 
 @functools.lru_cache(maxsize=1)
 def _has_metric(program: Program) -> bool:
-    """Something is added up in a loop over batches that doesn't train, or all of that is left to another module."""
+    """Something is added up in a loop over batches that doesn't train."""
     training = training_of(program)
     for source in program.sources:
         for loop in source.find(ast.For):
-            if training.learns_in(source, loop) or not _BATCHES.search(ast.unparse(loop.iter)):
+            head = ast.unparse(loop.iter)
+            if training.learns_in(source, loop) or not (_BATCHES.search(head) or _EVALUATION.search(head)):
                 continue
-            if any(isinstance(node, ast.AugAssign) or _adds_up(node) for node in ast.walk(loop)):
+            if any(_is_sum(loop, node) or _adds_up(node) for node in ast.walk(loop)):
+                return True
+        for loop in source.find(ast.While):  # over a loader that is asked for one batch after the other
+            function = source.function_of(loop)
+            is_scoring = function is not None and _SCORING.match(function.name) is not None
+            if is_scoring and not training.learns_in(source, loop) and any(map(_adds_up, ast.walk(loop))):
                 return True
     return False
+
+
+def _is_sum(loop: ast.For, node: ast.AST) -> bool:
+    """`right += n`, but not the number of rounds."""
+    is_counter = isinstance(node, ast.AugAssign) and constant_of(node.value) is not None and node in loop.body
+    return isinstance(node, ast.AugAssign) and not is_counter
 
 
 def _adds_up(node: ast.AST) -> bool:
@@ -304,7 +332,7 @@ def note_batch_size(source: Source) -> Iterator[Finding]:
 
     What it looks at
         The training loader's batch size, and arithmetic with the number of ranks in lines about batches and learning
-        rates. It is a note, never a warning.
+        rates, among them a batch size that is divided by the GPUs of one host. It is a note, never a warning.
 
     Why it matters
         With a batch size per rank, twice the ranks take twice the samples per step. Many scripts' results depend on the
@@ -314,7 +342,22 @@ def note_batch_size(source: Source) -> Iterator[Finding]:
         Either divide the batch size by the number of ranks, or raise the learning rate with it, and say so.
     """
     training = training_of(source.program)
-    if not training.wrappers or training.frameworks & _OWN_DIVISION or _is_scaled(source.program):
+    if not training.wrappers or training.frameworks & _OWN_DIVISION:
+        return
+    for node in source.find(ast.BinOp):
+        size, divisor = node.left, node.right
+        is_kept = isinstance(source.statement_of(node), ast.Assign)  # not only printed
+        if not is_kept or not isinstance(node.op, ast.Div | ast.FloorDiv) or not _BATCH_SIZE.search(last_word(size)):
+            continue
+        origins = [home.node for home in source.program.origins(source, divisor)]
+        is_certain = all(constant_of(one) is not None or last_word(one) == "device_count" for one in origins)
+        if is_certain and gpu_count(source, divisor) is not None and not is_one_process_only(source, node):
+            text = f"{ast.unparse(size)} is divided by the GPUs of one host: the samples per step grow with the hosts"
+            # In words: the process group may be made later.
+            remedy = "divide by the number of ranks on all hosts, or raise the learning rate with the hosts"
+            yield source.finding("batch-size-and-learning-rate", "ok", node, text, remedy)
+            return
+    if _is_scaled(source.program):
         return
     for call in source.find(ast.Call):
         size = argument_of(call, "batch_size", 1)

@@ -42,7 +42,7 @@ def find_hard_coded_device(source: Source) -> Iterator[Finding]:
         if _is_default(source, node) or _is_replaced_later(source, node) or _is_always_given(source, node):
             continue
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            remedy = source.replaced((node, '"cuda:" + os.environ["LOCAL_RANK"]'))
+            remedy = source.replaced((node, '"cuda:" + os.environ.get("LOCAL_RANK", "0")'))
         else:
             remedy = source.replaced((node, LOCAL_RANK_TEXT))
         text = f"every rank of a host would use GPU {index}"
@@ -154,6 +154,11 @@ def find_device_from_rank(source: Source) -> Iterator[Finding]:
             continue
         seen.add(text)
         is_sure = guards.is_surely_rank_of_run(source, expression)
+        same = (source.line_of(one) for one in _devices_given(source) if ast.unparse(one) == text)
+        others = sorted({line for line in same if line != source.line_of(expression)})
+        remedy = source.replaced((expression, LOCAL_RANK_TEXT))
+        if others:
+            remedy = f"{remedy}  # and the same in line{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
         if all(constant_of(node) is not None for _, node in source.program.origins(source, expression)):
             continue  # called a rank, but nobody is seen to give it one
         yield source.finding(
@@ -161,7 +166,7 @@ def find_device_from_rank(source: Source) -> Iterator[Finding]:
             "failure" if is_sure else "warning",
             expression,
             f"{text} is the rank in the whole run, so that the second host is asked for GPUs that it hasn't got",
-            source.replaced((expression, LOCAL_RANK_TEXT)),
+            remedy,
         )
 
 
@@ -252,4 +257,5 @@ def find_data_parallel(source: Source) -> Iterator[Finding]:
         model = ast.unparse(argument_of(call, "module", 0) or ast.Name("model"))
         wrapped = f"torch.nn.parallel.DistributedDataParallel({model}, device_ids=[{LOCAL_RANK_TEXT}])"
         text = "DataParallel takes all GPUs of its host for one process, and knows no other hosts"
-        yield source.finding("data-parallel", "warning", call, text, source.replaced((call, wrapped)))
+        remedy = f"{source.replaced((call, wrapped))}  # after init_process_group, with the model on this GPU"
+        yield source.finding("data-parallel", "warning", call, text, remedy)

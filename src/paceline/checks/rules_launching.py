@@ -11,7 +11,7 @@ from paceline.checks.findings import Finding, Status, check
 from paceline.checks.guards import guards_of
 from paceline.checks.program import Program, Value
 from paceline.checks.source import Function, Source, argument_of, constant_of, is_function, last_word
-from paceline.checks.training import LOCAL_RANK_TEXT, count_text, is_sampler, training_of
+from paceline.checks.training import LOCAL_RANK_TEXT, count_text, gpu_count, is_sampler, training_of
 
 MAX_PORT = 65535
 _MEETING_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
@@ -20,7 +20,9 @@ _ALWAYS = re.compile(r"^__name__ ==|^torch\.\w+\.is_available\(\)$|is_available\
 _ABOUT_LAUNCHERS = re.compile(r"environ|getenv|slurm|(?<![a-z])o?mpi(?![a-z])", re.I)
 _HINT_OF_RANKS = re.compile(r"distributed|world_?size|local_?rank|get_rank|deepspeed|horovod|(^|[._])ddp", re.I)
 _THIS_MACHINE = re.compile(r"^tcp://(localhost|127\.0\.0\.1|\[::1\])(:|$)")
-_JOINING = "run = paceline.init(); then run.prepare(…) round the model and its optimizer, run.batches(…) for the data"
+_JOINING = (
+    "run = paceline.init(); then run.prepare(…) for model and optimizer (make one if there is none), run.batches(…)"
+)
 _INIT = "torch.distributed.init_process_group"
 
 
@@ -74,22 +76,24 @@ def find_hard_coded_master(source: Source) -> Iterator[Finding]:
     """
     if "submitit" in source.names:
         return  # a launcher of its own
-    reported: set[Function | None] = set()
+    by_function: dict[Function | None, list[tuple[ast.stmt, str, ast.expr]]] = {}
     for node, name, value in _meeting_assignments(source):
-        port = _as_port(value) if name == "MASTER_PORT" else None
-        conditions = _conditions_above(source, node)
-        is_choice = any(_asks_environment(one) for one in conditions) or _keeps_what_is_there(source, value, name)
-        if is_choice and not (port and port > MAX_PORT):
-            continue
-        if source.function_of(node) in reported or _is_alone(source, node):
-            continue
-        reported.add(source.function_of(node))
+        is_choice = any(map(_asks_environment, _conditions_above(source, node)))
+        is_kept = is_choice or _keeps_what_is_there(source, value, name)
+        if (_is_no_port(name, value) or not is_kept) and not _is_alone(source, node):
+            by_function.setdefault(source.function_of(node), []).append((node, name, value))
+    for (node, name, value), *others in by_function.values():
         is_fixed = constant_of(value) is not None
-        status: Status = "failure" if is_fixed and not conditions else "warning"
-        text = f"{name} is set to {ast.unparse(value)} here, whatever the launcher has chosen"
-        if port and port > MAX_PORT:
-            status, text = "failure", f"{port} is no port: the highest one is {MAX_PORT}"
-        remedy = f'os.environ.setdefault("{name}", {ast.unparse(value)})'
+        status: Status = "failure" if is_fixed and not _conditions_above(source, node) else "warning"
+        beside = [one for one in others if one[1] != name and not _is_no_port(*one[1:])][:1]
+        also = "".join(f", and {other} in line {source.line_of(where)}" for where, other, _ in beside)
+        text = f"{name} is set to {ast.unparse(value)} here{also}, whatever the launcher has chosen"
+        pairs = [(name, value), *((other, given) for _, other, given in beside)]
+        remedy = "; ".join(f'os.environ.setdefault("{one}", {ast.unparse(given)})' for one, given in pairs)
+        remedy += "  # in place of both lines" if beside else ""
+        if _is_no_port(name, value):
+            status, text = "failure", f"{constant_of(value)} is no port: the highest one is {MAX_PORT}"
+            remedy = "delete this line: the launcher sets MASTER_PORT"
         yield source.finding("hard-coded-master", status, node, text, remedy)
 
 
@@ -101,9 +105,10 @@ def _meeting_assignments(source: Source) -> Iterator[tuple[ast.stmt, str, ast.ex
                 yield one.statement, name, one.value
 
 
-def _as_port(value: ast.expr) -> int | None:
+def _is_no_port(name: str, value: ast.expr) -> bool:
     port = constant_of(value)
-    return int(port) if isinstance(port, int) or (isinstance(port, str) and port.isdecimal()) else None
+    is_number = isinstance(port, int) or (isinstance(port, str) and port.isdecimal())
+    return name == "MASTER_PORT" and is_number and int(str(port)) > MAX_PORT
 
 
 def _asks_environment(condition: Condition) -> bool:
@@ -149,6 +154,9 @@ def find_fixed_meeting_point(source: Source) -> Iterator[Finding]:
 def _judge_meeting(source: Source, call: ast.Call, origin: Value, address: str) -> tuple[Status, ast.AST, str, str]:
     home, node = origin
     remedy = home.replaced((node, '"env://"'))
+    option = _option_of(home, node)
+    if option:  # as a default it might not do for a run of one process, which sets no variables
+        remedy = f"start it with {option} env://"
     if address.startswith("file://"):
         return "warning", node, "the ranks meet in a file, which all hosts would have to share", remedy
     above = home.parents[node]
@@ -158,6 +166,15 @@ def _judge_meeting(source: Source, call: ast.Call, origin: Value, address: str) 
         text = f"the ranks meet at {address}, which is another machine on each host"
         return "failure" if is_certain and home is source else "warning", node, text, remedy
     return "warning", node, f"the ranks meet at the fixed address {address}, whatever the launcher has chosen", remedy
+
+
+def _option_of(source: Source, default: ast.expr) -> str:
+    """The option of the command line that this is the default of; else empty."""
+    call = source.parents[source.parents[default]]
+    if not isinstance(source.parents[default], ast.keyword) or not isinstance(call, ast.Call):
+        return ""
+    flags = (constant_of(flag) for flag in call.args if last_word(call) == "add_argument")
+    return next((flag for flag in flags if isinstance(flag, str) and flag.startswith("--")), "")
 
 
 @check("own-workers")
@@ -183,7 +200,10 @@ def find_own_workers(source: Source) -> Iterator[Finding]:
         is_counter = source.is_counter
         parts = ['int(os.environ.get("RANK", 0))' if is_counter(part) else ast.unparse(part) for part in arguments]
         direct = f"{ast.unparse(target)}({', '.join(parts)})"
-        remedy = f"{direct} once, and no processes; init_process_group and samplers without rank and number of ranks"
+        remedy = (
+            f"call {direct} once and start no processes; leave rank, world_size and num_replicas out of"
+            " init_process_group and of samplers, which then ask the launcher and the group"
+        )
         text = "this starts ranks of its own on every host, beside those of the launcher"
         yield source.finding("own-workers", status, call, text, remedy)
 
@@ -242,17 +262,18 @@ def find_one_host_world(source: Source) -> Iterator[Finding]:
             continue
         size = argument_of(call, "world_size", 3) or argument_of(call, "num_replicas", 1 if is_sampler(name) else None)
         yield from _judge_rank(source, call)
-        counted = _gpu_count(source, size) if size is not None else None
+        counted = gpu_count(source, size) if size is not None else None
         if counted is not None and size is not None and not _is_alone(source, call):
             text = "the number of ranks is taken from this host's GPUs, but there are more hosts"
-            remedy = counted.source.replaced((counted.node, 'int(os.environ.get("WORLD_SIZE", 1))'))
+            size_text = f'int(os.environ.get("WORLD_SIZE", {ast.unparse(counted.node)}))'
+            remedy = counted.source.replaced((counted.node, size_text))
             yield counted.source.finding("one-host-world", "failure", counted.node, text, remedy)
     for node in source.find(ast.AugAssign, ast.BinOp):
         divisor = node.value if isinstance(node, ast.AugAssign) else node.right
         function = source.function_of(node)
         if not isinstance(node.op, ast.Div) or function is None or not _sums_over_ranks(source, function):
             continue
-        if _gpu_count(source, divisor) is not None:
+        if gpu_count(source, divisor) is not None:
             text = f"what was summed over all ranks is divided by {ast.unparse(divisor)}, this host's GPUs"
             remedy = source.replaced((divisor, count_text(source)))
             yield source.finding("one-host-world", "warning", node, text, remedy)
@@ -265,17 +286,8 @@ def _judge_rank(source: Source, call: ast.Call) -> Iterator[Finding]:
         return
     text = f"{ast.unparse(rank)} is the rank on the host, so that every host has the same ranks"
     status: Status = "failure" if source.resolve(call.func) == _INIT else "warning"
-    yield source.finding(
-        "one-host-world", status, rank, text, source.replaced((rank, 'int(os.environ.get("RANK", 0))'))
-    )
-
-
-def _gpu_count(source: Source, size: ast.expr) -> Value | None:
-    """Where a number was read from this host's GPUs."""
-    for origin in source.program.origins(source, size):
-        if isinstance(origin.node, ast.Call) and origin.source.resolve(origin.node.func) == "torch.cuda.device_count":
-            return origin
-    return None
+    remedy = source.replaced((rank, f'int(os.environ.get("RANK", {ast.unparse(rank)}))'))
+    yield source.finding("one-host-world", status, rank, text, remedy)
 
 
 def _sums_over_ranks(source: Source, function: Function) -> bool:
@@ -308,6 +320,49 @@ def find_no_process_group(source: Source) -> Iterator[Finding]:
     home, call = training.backwards[0]
     text = "this trains without a process group: every rank would train by itself"
     yield home.finding("no-process-group", "failure", call, text, _JOINING)
+
+
+@check("success-without-training")
+def find_success_without_training(source: Source) -> Iterator[Finding]:
+    """A rank that can't train fails.
+
+    What it looks at
+        `exit()`, `sys.exit()` and their like without a status other than 0, in distributed scripts, below a condition
+        that counts GPUs.
+
+    Why it matters
+        Status 0 means that the rank has done its work. A host with too few GPUs looks as if it had trained, and a run
+        in which all hosts have too few succeeds; where some have enough, these wait for the others.
+
+    How to mend it
+        Leave with a status that isn't 0, or raise an error.
+    """
+    if not training_of(source.program).is_distributed:
+        return
+    for call in source.find(ast.Call):
+        given = [*call.args, *(keyword.value for keyword in call.keywords)]
+        is_success = all(isinstance(status, ast.Constant) and status.value in (0, None) for status in given)
+        statement = source.statement_of(call)
+        around = source.parents[statement]
+        if source.resolve(call.func) not in ("exit", "quit", "sys.exit", "os._exit") or not is_success:
+            continue
+        if isinstance(around, ast.If) and statement in around.body and _counts_gpus(source, around.test):
+            text = "a host whose number of GPUs doesn't do leaves here with status 0, as if it had trained"
+            yield source.finding("success-without-training", "warning", call, text, "raise SystemExit(1)")
+
+
+def _counts_gpus(source: Source, test: ast.expr) -> bool:
+    """It, or a function of the project that it calls, asks for the number of this host's GPUs."""
+    for node in ast.walk(test):
+        if not isinstance(node, ast.expr) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)):
+            continue
+        if gpu_count(source, node) is not None:
+            return True
+        owned = source.program.find_function(source, node) if isinstance(node, ast.Call) else None
+        calls = (inner for inner in ast.walk(owned.function) if isinstance(inner, ast.Call)) if owned else ()
+        if any(last_word(call) == "device_count" for call in calls):
+            return True
+    return False
 
 
 def find_nccl(program: Program) -> str | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 from collections.abc import Iterator
 
 from paceline.checks.findings import Finding, check
+from paceline.checks.program import Program
 from paceline.checks.source import Source, argument_of, constant_of, last_word
 
 _ABSOLUTE = re.compile(r"^(/[\w.\-]+(/|$)|~/|[A-Za-z]:[\\/])")
@@ -43,7 +45,7 @@ def find_path_outside_project(source: Source) -> Iterator[Finding]:
         Put the data at the same place on every host; or let the environment name it, which may differ by host
         (`env.DATA=/data/pictures` in the hostfile).
     """
-    seen = _downloaded(source)
+    seen = set(_downloaded(source.program))
     for node in source.find(ast.Constant):
         path = node.value
         if not isinstance(path, str) or path in seen or "\n" in path or not _leads_outside(source, path):
@@ -63,15 +65,20 @@ def find_path_outside_project(source: Source) -> Iterator[Finding]:
         )
 
 
-def _downloaded(source: Source) -> set[object]:
-    """Paths that a call with `download=True` fills on each host."""
-    return {
-        part.value
-        for call in source.find(ast.Call)
-        if constant_of(argument_of(call, "download")) is True
-        for part in call.args
-        if isinstance(part, ast.Constant)
-    }
+@functools.lru_cache(maxsize=1)
+def _downloaded(program: Program) -> frozenset[object]:
+    """Paths that a call with `download=True` fills on each host, or may fill."""
+    found: set[object] = set()
+    for source in program.sources:
+        for call in source.find(ast.Call):
+            asked = argument_of(call, "download")
+            if asked is None or constant_of(asked) is False:
+                continue
+            given = [*call.args, *(keyword.value for keyword in call.keywords)]
+            parts = [node for one in given for node in ast.walk(one) if isinstance(node, ast.expr)]
+            origins = (origin.node for part in parts for origin in program.origins(source, part))
+            found.update(node.value for node in origins if isinstance(node, ast.Constant))
+    return frozenset(found)
 
 
 def _leads_outside(source: Source, path: str) -> bool:

@@ -102,7 +102,8 @@ def find_save_on_each_host(source: Source) -> Iterator[Finding]:
         separate disks each host has a copy, and only one of them is looked at.
 
     How to mend it
-        Ask for the rank in the run.
+        Ask for the rank in the run. What every rank loads when it resumes must then be on a disk that all hosts share,
+        or be copied to them.
     """
     seen: set[ast.expr] = set()
     for _, who in _writers(source):
@@ -116,7 +117,7 @@ def find_save_on_each_host(source: Source) -> Iterator[Finding]:
         text = f"{ast.unparse(node)} is {found} once on every host, and all of these write the same file"
         remedy = home.replaced((node, rank_text(home) if is_number else f"({rank_text(home)} == 0)"))
         if _reads_on_every_rank(source.program):
-            remedy = f"{remedy}  # and on storage of all hosts: every rank reads it when it resumes"
+            remedy = f"{remedy}  # and to a disk that all hosts share, or copied to them, if every rank loads it again"
         yield home.finding("save-on-each-host", "warning", node, text, remedy)
 
 

@@ -30,6 +30,7 @@ _DISTRIBUTED = (
     *("torch.distributed.init_process_group", "torch.distributed.device_mesh", "torch.distributed.init_device_mesh"),
     *("horovod.torch.init", "deepspeed.init", "torch.distributed.rpc"),
 )
+_GPU_COUNTS = ("torch.cuda.device_count", "torch.accelerator.device_count")
 _UNCHANGED = {"to", "cuda", "cpu", "train", "eval", "half", "float", "bfloat16", "requires_grad_"}
 """Methods of a model that return it."""
 
@@ -189,29 +190,30 @@ def training_of(program: Program) -> Training:
 
 
 def rank_text(source: Source) -> str:
-    """How this file can ask for the rank in the run; also where it runs alone."""
-    return _ask_group(source, "rank()", "get_rank()", 'int(os.environ.get("RANK", 0))', alone=0)
+    """How this file can ask for the rank in the run, whoever has started it; also where it runs alone."""
+    return _ask_group(source, "rank()", "get_rank()", alone=0)
 
 
 def count_text(source: Source) -> str:
-    """How this file can ask for the number of ranks; also where it runs alone."""
-    return _ask_group(source, "size()", "get_world_size()", 'int(os.environ.get("WORLD_SIZE", 1))', alone=1)
+    """How this file can ask for the number of ranks, whoever has started it; also where it runs alone."""
+    return _ask_group(source, "size()", "get_world_size()", alone=1)
 
 
-def _ask_group(source: Source, of_horovod: str, of_torch: str, of_launcher: str, *, alone: int) -> str:
-    """By whatever name the file has for Horovod or `torch.distributed`; else what the launcher says."""
+def _ask_group(source: Source, of_horovod: str, of_torch: str, *, alone: int) -> str:
+    """By whatever name the file has for Horovod or `torch.distributed`.
+
+    The environment would not do: processes that a script starts itself have no RANK.
+    """
     names = {full: alias for alias, full in source.names.items() if full in ("torch.distributed", "horovod.torch")}
     if "horovod.torch" in names:
         return f"{names['horovod.torch']}.{of_horovod}"
-    if "torch.distributed" not in names:
-        return of_launcher
-    module = names["torch.distributed"]
+    module = names.get("torch.distributed", "torch.distributed")
     asked = f"{module}.{of_torch}"
-    return asked if _makes_group_always(source.program) else f"({asked} if {module}.is_initialized() else {alone})"
+    return asked if makes_group_always(source.program) else f"({asked} if {module}.is_initialized() else {alone})"
 
 
 @functools.lru_cache(maxsize=1)
-def _makes_group_always(program: Program) -> bool:
+def makes_group_always(program: Program) -> bool:
     """Some call of `init_process_group` hangs on no condition, nor do the calls of the functions around it."""
     return any(
         source.resolve(call.func) == "torch.distributed.init_process_group" and _runs_always(source, call)
@@ -226,7 +228,7 @@ def _runs_always(source: Source, node: ast.AST, depth: int = MAX_DEPTH) -> bool:
         return False
     function = source.function_of(node)
     sites = source.program.sites_of(function) if function is not None else []
-    return all(_runs_always(site.source, site.node, depth - 1) for site in sites)
+    return function is None or (bool(sites) and all(_runs_always(one.source, one.node, depth - 1) for one in sites))
 
 
 def main_text(source: Source, *, is_main: bool = True) -> str:
@@ -239,6 +241,14 @@ def main_text(source: Source, *, is_main: bool = True) -> str:
 
 
 LOCAL_RANK_TEXT = 'int(os.environ.get("LOCAL_RANK", 0))'
+
+
+def gpu_count(source: Source, size: ast.expr) -> Value | None:
+    """Where a number was read from this host's GPUs."""
+    for origin in source.program.origins(source, size):
+        if isinstance(origin.node, ast.Call) and origin.source.resolve(origin.node.func) in _GPU_COUNTS:
+            return origin
+    return None
 
 
 def is_one_process_only(source: Source, node: ast.AST) -> bool:
