@@ -157,11 +157,11 @@ def test_data(tmp_path: Path) -> None:
         "files": 2,
         "bytes": 7,
         "is_complete": True,
-        "is_there": True,
+        "is_readable": True,
     }
     assert details._measure_data(None) is None
     lacking = details._measure_data(str(tmp_path / "no"))
-    assert lacking is not None and lacking["files"] == 0 and not lacking["is_there"]
+    assert lacking is not None and lacking["files"] == 0 and not lacking["is_readable"]
 
 
 def test_shared_memory_that_nobody_uses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ def with_import(name: str, state: str, version: str | None, *, found: bool = Tru
 
 
 SETTING = {"variables": {"NCCL_ALGO": "Tree"}}
-DATA: dict[str, Any] = {"path": "/data", "files": 10, "bytes": GB, "is_complete": True, "is_there": True}
+DATA: dict[str, Any] = {"path": "/data", "files": 10, "bytes": GB, "is_complete": True, "is_readable": True}
 
 CASES: list[tuple[list[HostState], str, str, str, str]] = [
     (
@@ -242,12 +242,12 @@ def test_two_containers_told_apart_for_nccl() -> None:
 
 
 def test_a_data_folder_that_is_not_there() -> None:
-    missing = {"path": "/data", "files": 0, "bytes": 0, "is_complete": True, "is_there": False}
+    missing = {"path": "/data", "files": 0, "bytes": 0, "is_complete": True, "is_readable": False}
     [found] = speak_up(make_state("alice", data=missing), make_state("bob", data=missing))
-    assert (found.status, found.text) == ("failure", "there is no folder /data on any host")
+    assert (found.status, found.text) == ("failure", "no host has a folder /data that can be read")
     states = [make_state("alice", data=DATA), make_state("bob", data=missing), make_state("carol", data=missing)]
     [found] = speak_up(*states)
-    assert found.status == "failure" and "no such folder on bob and carol" in found.text
+    assert found.status == "failure" and "none that can be read on bob and carol" in found.text
     assert found.remedy.startswith("On alice:  for host in bob carol; do rsync -a")
 
 

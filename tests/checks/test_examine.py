@@ -142,6 +142,18 @@ class TestHere:
         script.write_text(made.format("if len(sys.argv) > 1: "))
         assert not [finding for finding in examine.examine(options).findings if finding.check == "backend"]
 
+    def test_modules_of_a_project_too_large_to_read(self, tmp_path: Path) -> None:
+        for name in ("first", "second"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "__init__.py").write_text("")
+            for number in range(150):
+                (tmp_path / name / f"m{number}.py").write_text("")
+        script = tmp_path / "train.py"
+        names = [f"import {name}.m{number}\n" for name in ("first", "second") for number in range(150)]
+        script.write_text("".join(names))
+        options = CheckOptions(hosts=(Host(name="localhost"),), depth="quick", script=script, project=tmp_path)
+        assert not [finding for finding in examine.examine(options).findings if finding.status == "failure"]
+
     def test_a_network_that_is_not_there(self) -> None:
         """Also with one host, which needs none."""
         options = CheckOptions(hosts=(Host(name="localhost"),), depth="quick", nic=parse_nic("nonic0"))

@@ -191,3 +191,9 @@ class TestHere:
         process = start("-H", "a,a", folder=tmp_path)
         _, err = process.communicate(timeout=30)
         assert process.returncode == 2 and "a is there twice" in err
+
+
+def test_a_path_that_can_not_be_looked_at_is_one_line(tmp_path: Path) -> None:
+    for words in (["check", "x" * 300 + ".py", "-H", "localhost"], ["explain", "x" * 300]):
+        done = subprocess.run([PACELINE, *words], cwd=tmp_path, capture_output=True, text=True, timeout=20)
+        assert done.returncode == 2 and done.stderr == f"paceline: File name too long: {words[1]}\n", done.stderr

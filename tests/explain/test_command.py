@@ -57,6 +57,13 @@ def test_without_words_and_without_a_failed_run(state: pathlib.Path) -> None:
     assert isinstance(error, InputError) and str(state) in error.message and error.hint is not None
 
 
+def test_a_run_by_its_name(state: pathlib.Path) -> None:
+    (state / "20261130-120000-aaaa").mkdir(parents=True)
+    (state / "20261130-120000-aaaa" / "events.jsonl").write_text("")
+    (state / "20261130-120000-aaaa" / "rank-0.stderr.log").write_text("No CUDA GPUs are available\n")
+    assert "cuda-no-gpus" in run("20261130-120000-aaaa").output
+
+
 def test_a_run_that_was_stopped_after_the_failed_one_is_mentioned(state: pathlib.Path) -> None:
     for name, end in {
         "20261130-120000-aaaa": {"exit_code": 1, "headline": "exit code 1"},

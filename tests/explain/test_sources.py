@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import pathlib
 import random
 import time
@@ -192,6 +193,12 @@ def test_what_is_no_text_is_not_read_as_if_nothing_were_wrong(tmp_path: pathlib.
     assert [log.name for log in explain_folder(tmp_path).logs] == ["run.log"], "the checkpoint is no log"
     (tmp_path / "run.log").write_bytes("Speicherüberlauf\n".encode("latin-1") * 10 + OOM.encode())
     assert explain_folder(tmp_path).entry == "cuda-oom"
+
+
+def test_a_pipe_without_a_writer_is_not_waited_for(tmp_path: pathlib.Path) -> None:
+    os.mkfifo(tmp_path / "pipe.log")
+    with pytest.raises(InputError, match=r"pipe\.log: this is no regular file"):
+        sources.read_file(tmp_path / "pipe.log", signatures.load())
 
 
 def test_standard_input() -> None:

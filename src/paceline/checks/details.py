@@ -112,7 +112,7 @@ class Details(Record):
     shm_leftovers: list[dict[str, Any]]
     """Files in /dev/shm that nobody uses any more: {`path`, `bytes`, `age_s`}."""
     data: dict[str, Any] | None
-    """{`path`, `files`, `bytes`, `is_complete`, `is_there`} of the data folder, where one was asked for."""
+    """{`path`, `files`, `bytes`, `is_complete`, `is_readable`} of the data folder, where one was asked for."""
 
 
 def main(argument: dict[str, Any]) -> dict[str, Any]:
@@ -246,8 +246,8 @@ def _measure_data(folder: str | None) -> dict[str, Any] | None:
     """Number and size of all files below it, as far as two seconds reach."""
     if folder is None:
         return None
-    if not os.path.isdir(folder):
-        return {"path": folder, "files": 0, "bytes": 0, "is_complete": True, "is_there": False}
+    if not os.path.isdir(folder) or not os.access(folder, os.R_OK | os.X_OK):
+        return {"path": folder, "files": 0, "bytes": 0, "is_complete": True, "is_readable": False}
     files = num_bytes = 0
     deadline_s = time.monotonic() + _DATA_LIMIT_S
     todo = [folder]
@@ -261,4 +261,4 @@ def _measure_data(folder: str | None) -> dict[str, Any] | None:
                         files, num_bytes = files + 1, num_bytes + entry.stat().st_size
         except OSError:
             continue
-    return {"path": folder, "files": files, "bytes": num_bytes, "is_complete": not todo, "is_there": True}
+    return {"path": folder, "files": files, "bytes": num_bytes, "is_complete": not todo, "is_readable": True}

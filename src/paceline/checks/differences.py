@@ -288,9 +288,9 @@ def check_same_data(states: Sequence[HostState]) -> Iterator[Result]:
     if len(known) < len(states) or not known:
         return  # none was named
     path, best = known[0]["path"], max(range(len(known)), key=lambda index: known[index]["bytes"])
-    missing = [states[index].name for index, count in enumerate(known) if not count["is_there"]]
+    missing = [states[index].name for index, count in enumerate(known) if not count["is_readable"]]
     if len(missing) == len(known):
-        text = f"there is no folder {path} on any host"
+        text = f"no host has a folder {path} that can be read"
         yield Result(status="failure", text=text, remedy=f"check the spelling: ls -d {path}")
         return
     if not all(count["is_complete"] for count in known):
@@ -298,11 +298,11 @@ def check_same_data(states: Sequence[HostState]) -> Iterator[Result]:
         return
     values = [
         f"{count['files']} file{'' if count['files'] == 1 else 's'}, {format_bytes(count['bytes'])}"
-        if count["is_there"]
-        else "no such folder"
+        if count["is_readable"]
+        else "none that can be read"
         for count in known
     ]
-    keys = [f"{count['files']} {count['bytes']} {count['is_there']}" for count in known]
+    keys = [f"{count['files']} {count['bytes']} {count['is_readable']}" for count in known]
     others = " ".join(states[index].name for index in range(len(known)) if keys[index] != keys[best])
     copy = f"for host in {others}; do rsync -a --mkpath {path}/ $host:{path}/; done"
     remedy = f"On {states[best].name}:  {copy}" if others else ""

@@ -44,9 +44,11 @@ def main() -> None:
         print(f"paceline: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        print("paceline: what it had to say could not be written: No space left on device", file=sys.stderr)
+        # A path that can't be looked at, a folder that is gone, a full disk under our output: the user's world.
+        where = f": {error.filename}" if error.filename else ""
+        print(f"paceline: {error.strerror or error}{where}", file=sys.stderr)
+        if error.errno == errno.ENOENT and not where:
+            print("  the folder that you are in may be gone: cd somewhere else", file=sys.stderr)
         sys.exit(2)
     finally:
         _flush()

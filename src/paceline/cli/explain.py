@@ -20,12 +20,13 @@ _WIDTH = 80
 
 @click.command()
 @click.option("--json", is_flag=True, help="For programs.")
-@click.argument("words", nargs=-1, metavar="[FILE|FOLDER|-]... | NAME")
+@click.argument("words", nargs=-1, metavar="[FILE|FOLDER|RUN|-]... | NAME")
 def explain(words: tuple[str, ...], json: bool) -> None:
     """Name the first cause in the logs of a failed run.
 
     Takes logs of any launcher, folders of them, and - for standard input; without arguments, the newest failed run of
-    paceline's. A NAME is an entry that an explanation has mentioned, or a check of `paceline check`.
+    paceline's. A RUN is one of paceline's by its name (20261130-120000-aaaa); a NAME is an entry that an explanation
+    has mentioned, or a check of `paceline check`.
 
     Exit codes: 0 a cause was named, 1 none was found, 2 there is no such log.
     """
@@ -53,6 +54,8 @@ def _read(words: tuple[str, ...]) -> list[Log]:
             logs.append(sources.read_stream(sys.stdin.buffer, catalogue))
         elif path.is_dir():
             logs += sources.read_folder(path, catalogue)
+        elif (run := Path(state_folder()) / "runs" / word).is_dir():
+            logs += sources.read_folder(run, catalogue)
         elif path.exists():
             logs.append(sources.read_file(path, catalogue))
         else:

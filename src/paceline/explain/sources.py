@@ -78,6 +78,8 @@ def read_file(
     """One log, under this name. Raises InputError if it can't be read."""
     match = _RANK_IN_NAME.search(path.name)
     try:
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path}: this is no regular file", hint=f"cat {path} | paceline explain -")
         with open(path, "rb") as file:
             _require_text(path, file.read(_HEAD_BYTES))
             file.seek(0)

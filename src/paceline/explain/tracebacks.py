@@ -97,7 +97,7 @@ class Collector:
             self._frames.append(
                 Frame(path=match["path"], line=int(match["line"]), function=(match["function"] or "").strip())
             )
-        elif _EXCEPTION.match(line.text) and not line.is_stamped:
+        elif _EXCEPTION.match(line.text) and not line.is_stamped and not _FRAME.search(line.text):
             self._message.append(line)
         return not self._message and line.text.startswith(" ")
 
