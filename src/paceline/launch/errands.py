@@ -58,19 +58,21 @@ def run_errands(hosts: Hosts, errands: Sequence[Errand], *, timeout_s: float) ->
         errand = errands[place]
         start = protocol.StartErrand(number=number, module=errand.module, argument=errand.argument)
         hosts.channels[errand.host].send(start)
-    replies = {
-        place: Reply(problem=str(hosts.closed[errand.host]))
-        for place, errand in enumerate(errands)
-        if errand.host in hosts.closed
-    }
+    replies: dict[int, Reply] = {}
+
+    def give_up(host: int, problem: str) -> None:
+        for place, errand in enumerate(errands):
+            if errand.host == host:
+                replies.setdefault(place, Reply(problem=problem))
+
     said: dict[tuple[int, str], bytes] = {}
     deadline_s = time.monotonic() + timeout_s
     while len(replies) < len(errands):
-        for index, reason in hosts.find_silent().items():
-            hosts.closed[index] = reason
-            for place, errand in enumerate(errands):
-                if errand.host == index:
-                    replies.setdefault(place, Reply(problem=str(reason)))
+        hosts.closed.update(hosts.find_silent())
+        for host, reason in hosts.closed.items():
+            give_up(host, str(reason))
+        if len(replies) == len(errands):
+            break
         try:
             received = hosts.inbox.get(timeout=min(_LOOK_S, max(0.0, deadline_s - time.monotonic())))
         except queue.Empty:
@@ -82,9 +84,6 @@ def run_errands(hosts: Hosts, errands: Sequence[Errand], *, timeout_s: float) ->
                 raise InterruptedEarlyError(received.number)
             case Closed():
                 hosts.closed[received.host_index] = received.reason
-                for place, errand in enumerate(errands):
-                    if errand.host == received.host_index:
-                        replies.setdefault(place, Reply(problem=str(received.reason)))
             case Received(message=protocol.Output() as output) if output.rank in running:
                 key = running[output.rank], output.stream
                 said[key] = said.get(key, b"") + received.payload
@@ -93,9 +92,7 @@ def run_errands(hosts: Hosts, errands: Sequence[Errand], *, timeout_s: float) ->
                 out, err = (said.get((place, stream), b"").decode(errors="replace") for stream in ("stdout", "stderr"))
                 replies.setdefault(place, _reply(out, err, ended.exit_code))
             case Received(message=protocol.Problem() as problem):
-                for place, errand in enumerate(errands):
-                    if errand.host == received.host_index:
-                        replies.setdefault(place, Reply(problem=problem.message))
+                give_up(received.host_index, problem.message)
             case _:  # a heartbeat, or the last words of an errand that nobody waits for any more
                 continue
     late = Reply(problem=f"no answer within {timeout_s:.0f} s")
