@@ -57,6 +57,30 @@ def test_without_words_and_without_a_failed_run(state: pathlib.Path) -> None:
     assert isinstance(error, InputError) and str(state) in error.message and error.hint is not None
 
 
+@pytest.mark.parametrize(
+    "label",
+    [
+        "2026-12-01 10:00:03 [rank1]: ",
+        "2026-12-01T10:00:03.123Z ",
+        "[2026-12-01 10:00:03] ",
+        "10:00:03 ",
+        "[10:00:03] ",
+        "Dec 01 10:00:03 bob train[123]: ",
+        "worker-1  | ",
+    ],
+)
+def test_a_traceback_behind_what_collectors_of_logs_put_before_each_line(label: str) -> None:
+    lines = ["epoch 1", "Traceback (most recent call last):", '  File "/home/u/train.py", line 14, in <module>']
+    lines += ["    step()", "ValueError: bad label", "epoch was 1"]
+    done = run("-", stdin="".join(f"{label}{line}\n" for line in lines))
+    assert done.exit_code == 0 and "ValueError: bad label" in done.output and "train.py, line 14" in done.output
+
+
+def test_a_frame_behind_a_label_is_no_exception() -> None:
+    lines = ["Traceback (most recent call last):", '  File "/home/u/train.py", line 14, in <module>', "ValueError: bad"]
+    assert 'File "/home' not in run("-", stdin="".join(f"bob: {line}\n" for line in lines)).output
+
+
 def test_a_run_by_its_name(state: pathlib.Path) -> None:
     (state / "20261130-120000-aaaa").mkdir(parents=True)
     (state / "20261130-120000-aaaa" / "events.jsonl").write_text("")

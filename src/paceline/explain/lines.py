@@ -20,6 +20,16 @@ _PREFIXES = tuple(
 )
 SLURM = re.compile(r" *(?P<rank>\d+): ")
 """srun --label; too plain to be believed of a single line."""
+COLLECTORS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]? ",
+        r"\[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]? ",
+        r"[A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d [\w.-]+ [\w./-]+(?:\[\d+\])?: ",  # journalctl, syslog
+        r"[\w.-]+ +\| ",  # docker compose
+    )
+)
+"""What stands before every line where somebody has collected them; in other logs it is the line's own."""
 
 _NCCL_HEADER = re.compile(
     r"(?:\[[^\]]*\] )?(?P<host>[A-Za-z0-9][\w.-]*):\d+:\d+ \[-?\d+\] (?:\S+:\d+ )?(?:NCCL|INFO|WARN) "
@@ -27,6 +37,9 @@ _NCCL_HEADER = re.compile(
 _SYSLOG_HEADER = re.compile(r"(?P<month>[A-Z][a-z]{2}) +(?P<day>\d+) (?P<clock>\d\d:\d\d:\d\d) (?P<host>[\w.-]+) ")
 _GLOG_TIME = re.compile(r"\[?[IWEF](?P<month>\d{1,2})(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d(?:\.\d+)?)")
 _DATE_TIME = re.compile(r"\d{4}[-/](?P<month>\d\d)[-/](?P<day>\d\d)[T_ ](?P<clock>\d\d:\d\d:\d\d(?:[.,]\d+)?)")
+_OF_TRACEBACK = re.compile(
+    r"\s|Traceback |During handling|The above exception|[\w.]*(?:Error|Exception|Exit|Interrupt)\b"
+)
 _LEVEL = re.compile(r"\[?(?:INFO|WARNING|ERROR|DEBUG|CRITICAL|FATAL)\b")
 _OWN_RANK = (
     re.compile(r"\[(?:PG [^\]]*)?[Rr]ank ?(?P<rank>\d+)\]"),
@@ -71,11 +84,14 @@ class Line:
         )
 
 
-def read_line(raw: bytes, *, file: str, number: int, is_slurm: bool = False) -> Line:
-    """Take a line apart."""
-    text = _CONTROLS.sub("", raw.decode("utf-8", "replace")).rstrip()
+def read_line(
+    raw: bytes, *, file: str, number: int, is_slurm: bool = False, collector: re.Pattern[str] | None = None
+) -> Line:
+    """Take a line apart. `collector`: one of COLLECTORS, where it stands before every line of the log."""
+    whole = text = _CONTROLS.sub("", raw.decode("utf-8", "replace")).rstrip()
     rank, local_rank, host = None, None, None
-    start, stream = 0, ""
+    collected = collector.match(text) if collector is not None else None
+    start, stream = collected.end() if collected else 0, ""
     while match := _match_prefix(text, start, is_slurm=is_slurm and start == 0):
         found = match.groupdict()
         rank = rank if found.get("rank") is None else int(found["rank"])
@@ -86,7 +102,9 @@ def read_line(raw: bytes, *, file: str, number: int, is_slurm: bool = False) -> 
     text = text[start:]
     if local_rank is None and (match := _OWN_LOCAL_RANK.search(text)):
         local_rank = int(match[1])
-    header = _NCCL_HEADER.match(text) or _SYSLOG_HEADER.match(text)
+    label = whole if collected else text
+    header = _NCCL_HEADER.match(text) or _SYSLOG_HEADER.match(label)
+    is_stamped = bool(header or _GLOG_TIME.match(label) or _DATE_TIME.match(label.lstrip("[")) or _LEVEL.match(text))
     return Line(
         file=file,
         number=number,
@@ -95,8 +113,8 @@ def read_line(raw: bytes, *, file: str, number: int, is_slurm: bool = False) -> 
         rank=rank if rank is not None else _own_rank(text),
         local_rank=local_rank,
         host=host or (header["host"] if header else None),
-        time_s=find_time(text),
-        is_stamped=bool(header or _GLOG_TIME.match(text) or _DATE_TIME.match(text.lstrip("[")) or _LEVEL.match(text)),
+        time_s=find_time(label),
+        is_stamped=is_stamped and not (collected and _OF_TRACEBACK.match(text)),
     )
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from paceline.explain import tracebacks
-from paceline.explain.lines import ESCAPES, SLURM, Line, read_line
+from paceline.explain.lines import COLLECTORS, ESCAPES, SLURM, Line, read_line
 from paceline.explain.signatures import Catalogue, Signature
 from paceline.explain.tracebacks import Collector, Crash
 
@@ -94,6 +94,7 @@ class _Reader:
         self._harmless: set[bytes] = set()
         self._times_seen: collections.Counter[bytes] = collections.Counter()
         self._is_slurm: bool | None = None
+        self._collector: re.Pattern[str] | None = None
         self._number = 1
         self._ends_line = True
         self._hits: dict[tuple[str, str, int | None], Hit] = {}
@@ -182,17 +183,23 @@ class _Reader:
         return starts
 
     def _sniff(self, chunk: bytes) -> None:
-        """Whether Slurm has labelled the lines, and which ranks speak, by the first lines of the file."""
+        """Whether Slurm or a collector has labelled the lines, and which ranks speak, by the file's first lines."""
         lines = [line for line in chunk.split(b"\n", _SNIFFED_LINES)[:_SNIFFED_LINES] if line.strip()]
         labelled = [match for line in lines if (match := SLURM.match(line[:16].decode("utf-8", "replace")))]
         self._is_slurm = len(lines) > 0 and len(labelled) >= 0.9 * len(lines)
+        heads = [line[:80].decode("utf-8", "replace") for line in lines]
+        for pattern in COLLECTORS:
+            if heads and all(pattern.match(head) for head in heads):
+                self._collector = pattern
         for raw in lines:
             self._meet(self._read(raw))
 
     # One line
 
     def _read(self, raw: bytes) -> Line:
-        return read_line(raw, file=self._name, number=self._number, is_slurm=bool(self._is_slurm))
+        return read_line(
+            raw, file=self._name, number=self._number, is_slurm=bool(self._is_slurm), collector=self._collector
+        )
 
     def _take(self, chunk: bytes, start: int, end: int, *, is_wanted: bool) -> None:
         line = self._read(self._cut(chunk, start, end))
