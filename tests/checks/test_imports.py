@@ -15,7 +15,7 @@ def required(folder: Path, **files: str) -> tuple[str, ...]:
         path.write_text(text)
     reader = Reader(folder / "train.py", folder)
     reader.read()
-    return find_required(reader.sources)
+    return find_required(reader.sources, reader.holds)
 
 
 def test_packages_but_not_pythons_own_nor_what_paceline_brings(tmp_path: Path) -> None:
@@ -59,4 +59,11 @@ def test_a_script_in_a_folder_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "shared.py").write_text("import scipy\n")
     reader = Reader(tmp_path / "scripts" / "train.py", tmp_path)
     reader.read()
-    assert find_required(reader.sources) == ("scipy", "yaml")
+    assert find_required(reader.sources, reader.holds) == ("scipy", "yaml")
+
+
+def test_a_folder_of_data_is_no_package(tmp_path: Path) -> None:
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "datasets" / "words.txt").write_text("a b c")
+    assert required(tmp_path, train="import datasets\n") == ("datasets",)
+    assert required(tmp_path, train="import datasets.own\n", datasets__own="") == ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from paceline.checks.source import Source
 
@@ -12,8 +12,9 @@ from paceline.checks.source import Source
 _BROUGHT = {"paceline", "safetensors", "torch"}
 
 
-def find_required(sources: Sequence[Source]) -> tuple[str, ...]:
-    """Names of modules that are neither the project's nor Python's own. `sources`: the script, then its modules.
+def find_required(sources: Sequence[Source], is_own: Callable[[str], bool]) -> tuple[str, ...]:
+    """Names of modules that are neither the project's nor Python's own. `sources`: the script, then its modules as far
+    as they were read. `is_own`: whether a dotted name lies in the project, also where it was not read.
 
     What stands in a function, in a `try` or under a condition may never be imported, and is left out.
     """
@@ -28,7 +29,7 @@ def find_required(sources: Sequence[Source]) -> tuple[str, ...]:
         for written, full in _certain_imports(source):
             members = [own[name] for name in own if full == name or full.startswith(f"{name}.")]
             todo += members
-            if not members and written:
+            if not members and written and not (is_own(written) or is_own(full)):
                 required.add(written.partition(".")[0])
     return tuple(sorted(required - _BROUGHT - sys.stdlib_module_names))
 

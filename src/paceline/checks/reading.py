@@ -62,6 +62,10 @@ class Reader:
                     seen.add(imported)
                     queue.append(imported)
 
+    def holds(self, dotted: str) -> bool:
+        """Whether the project has a module of this name, read or not."""
+        return any(self._file_of(root, dotted.split(".")) for root in self.roots)
+
     def _name(self, path: Path) -> str:
         return path.relative_to(self.project).as_posix() if path.is_relative_to(self.project) else path.name
 

@@ -365,11 +365,11 @@ def _counts_gpus(source: Source, test: ast.expr) -> bool:
     return False
 
 
-def find_nccl(program: Program) -> str | None:
-    """Where a process group is made with NCCL under no condition, as `train.py:12`."""
+def find_nccl(program: Program) -> str:
+    """Where a process group is made with NCCL under no condition, as `train.py:12`; empty for nowhere."""
     for source in program.sources:
         for call in source.find(ast.Call):
             is_nccl = source.resolve(call.func) == _INIT and constant_of(argument_of(call, "backend", 0)) == "nccl"
             if is_nccl and not _conditions_above(source, call):
                 return source.at(call)
-    return None
+    return ""

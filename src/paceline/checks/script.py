@@ -58,17 +58,11 @@ def examine_script(path: Path, project: Path) -> ScriptReport:
             return ScriptReport(reader.findings, (), "")
         program = Program(reader.sources)
         findings = [*reader.findings, *_check(program)]
-        imports = tuple(name for name in find_required(reader.sources) if not _is_own(name, path.parent, project))
-        return ScriptReport(findings, imports, find_nccl(program) or "")
+        return ScriptReport(findings, find_required(reader.sources, reader.holds), find_nccl(program))
     except Exception as error:  # noqa: BLE001  # whatever a file of somebody's holds
         result = crashed(error)
         finding = Finding(check="unreadable-script", status=result.status, where=path.name, text=result.text)
         return ScriptReport([finding], (), "")
-
-
-def _is_own(module: str, *folders: Path) -> bool:
-    """It lies in the project: of a large one not all modules are read."""
-    return any((folder / module).is_dir() or (folder / f"{module}.py").is_file() for folder in folders)
 
 
 def check_script(path: Path, project: Path) -> list[Finding]:

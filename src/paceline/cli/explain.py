@@ -54,7 +54,7 @@ def _read(words: tuple[str, ...]) -> list[Log]:
             logs.append(sources.read_stream(sys.stdin.buffer, catalogue))
         elif path.is_dir():
             logs += sources.read_folder(path, catalogue)
-        elif (run := Path(state_folder()) / "runs" / word).is_dir():
+        elif (run := _runs_folder() / word).is_dir():
             logs += sources.read_folder(run, catalogue)
         elif path.exists():
             logs.append(sources.read_file(path, catalogue))
@@ -63,8 +63,12 @@ def _read(words: tuple[str, ...]) -> list[Log]:
     return logs
 
 
+def _runs_folder() -> Path:
+    return Path(state_folder()) / "runs"
+
+
 def _newest_run() -> Path:
-    runs = Path(state_folder()) / "runs"
+    runs = _runs_folder()
     folder, stopped = sources.newest_failed_run(runs)
     if folder is None:
         files = "paceline explain FILE, or ... | paceline explain -"

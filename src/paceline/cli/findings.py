@@ -101,8 +101,8 @@ def _count(findings: Sequence[Finding], num_hosts: int, *, is_verbose: bool, sig
     is_all = statuses["ok"] == len(findings) - statuses["skipped"]
     num_links = num_hosts * (num_hosts - 1) // 2
     where = _number(num_hosts, "host") + (f" and {_number(num_links, 'link')}" if num_links else "")
-    counted = f"{statuses['ok']}{'' if is_all else ' more'} check{' on' if statuses['ok'] == 1 else 's on'}"
-    text = f"{sign} {counted} {where} {'is' if statuses['ok'] == 1 else 'are'} fine"
+    checks = _number(statuses["ok"], "check" if is_all else "more check")
+    text = f"{sign} {checks} on {where} {'is' if statuses['ok'] == 1 else 'are'} fine"
     if statuses["skipped"]:
         text += f", {statuses['skipped']} could not be made" + ("" if is_verbose else " (-v lists them)")
     return text

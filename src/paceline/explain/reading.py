@@ -188,9 +188,8 @@ class _Reader:
         labelled = [match for line in lines if (match := SLURM.match(line[:16].decode("utf-8", "replace")))]
         self._is_slurm = len(lines) > 0 and len(labelled) >= 0.9 * len(lines)
         heads = [line[:80].decode("utf-8", "replace") for line in lines]
-        for pattern in COLLECTORS:
-            if heads and all(pattern.match(head) for head in heads):
-                self._collector = pattern
+        labels = (pattern for pattern in COLLECTORS if heads and all(map(pattern.match, heads)))
+        self._collector = next(labels, None)
         for raw in lines:
             self._meet(self._read(raw))
 
